@@ -1,0 +1,112 @@
+"""How a patch is declared: what is broken where, how to see it in the code, and what to put in its place."""
+
+import enum
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
+
+from mcore_autopatch.errors import PatchDefinitionError
+
+_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
+
+class Device(str, enum.Enum):
+    """The kind of accelerator that the loaded torch works with."""
+
+    #: Huawei Ascend, through torch_npu.
+    NPU = "npu"
+    #: NVIDIA or AMD.
+    CUDA = "cuda"
+    #: No accelerator.
+    CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Affected:
+    """One combination of releases that somebody has shown to be broken.
+
+    Specifiers are compared with the release segment of a version alone, so that 0.16.0rc0 counts as 0.16.0 and
+    2.9.0a0+50eac811a6.nv25.09 as 2.9.0: which of the two a pre-release resembles, the probe has to find out.
+
+    Raises PatchDefinitionError for a specifier that does not parse or an empty source.
+    """
+
+    #: Version specifier of megatron-core, such as ">=0.14,<0.17".
+    megatron_core: str
+    #: Version specifier of torch; empty for any.
+    torch: str = ""
+    #: The only device that is affected; None for any.
+    device: Device | None = None
+    #: Who has shown it: an issue, a pull request or a commit.
+    source: str
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be read."""
+        for specifier in (self.megatron_core, self.torch):
+            try:
+                SpecifierSet(specifier)
+            except InvalidSpecifier as error:
+                raise PatchDefinitionError(f"Affected({self.source!r})", f"bad specifier {specifier!r}") from error
+        if not self.megatron_core or not self.source:
+            raise PatchDefinitionError("Affected", "megatron_core and source must not be empty")
+
+    def __str__(self) -> str:
+        parts = [f"megatron-core {self.megatron_core}", f"torch {self.torch}" if self.torch else ""]
+        parts.append(f"on {self.device.value}" if self.device else "")
+        return f"{', '.join(filter(None, parts))} ({self.source})"
+
+    @staticmethod
+    def contains(specifier: str, version: Version) -> bool:
+        """Tell whether the release segment of ``version`` satisfies ``specifier``."""
+        return SpecifierSet(specifier).contains(version.base_version, prereleases=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch:
+    """One fix. The file that declares it gives it its id: ``mtp_inference.py`` is ``mtp-inference``.
+
+    Raises PatchDefinitionError when a text is missing, there is no row, or there is nothing to replace.
+    """
+
+    #: Lower-case words joined by hyphens; set by the catalogue from the file name.
+    id: str = ""
+    #: One line: what is fixed.
+    title: str
+    #: What the user sees, with the exact error text.
+    symptom: str
+    #: Why it happens.
+    cause: str
+    #: What a call that worked before keeps, and what a call that failed now does.
+    effect: str
+    #: The upstream fix, or the issue where there is none.
+    upstream: str
+    #: First megatron-core release that does not need the patch; empty while there is none.
+    fixed_in: str = ""
+    #: Exact name of the module to act on once it has been imported.
+    target: str
+    #: Combinations shown to be broken. They narrow; the probe decides.
+    affected: tuple[Affected, ...]
+    #: Called with the target module: is the bug in this very code? An exception means that the patch FAILED.
+    probe: Callable[[ModuleType], bool]
+    #: For each attribute of the target, such as "GPTModel._postprocess", what makes its replacement of the original.
+    replacements: Mapping[str, Callable[[Any], Any]]
+    #: Where the patch comes from; set by the catalogue.
+    origin: str = "mcore-autopatch"
+
+    def __post_init__(self) -> None:
+        """Refuse a declaration with holes."""
+        name = self.id or self.title or "patch"
+        for field in ("title", "symptom", "cause", "effect", "upstream", "target"):
+            if not getattr(self, field):
+                raise PatchDefinitionError(name, f"{field} must not be empty")
+        if self.id and not _ID.fullmatch(self.id):
+            raise PatchDefinitionError(name, "an id is made of lower-case words joined by hyphens")
+        if not self.affected:
+            raise PatchDefinitionError(name, "at least one Affected row is needed")
+        if not self.replacements:
+            raise PatchDefinitionError(name, "there is nothing to replace")

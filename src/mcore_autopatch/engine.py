@@ -1,0 +1,312 @@
+"""Applies patches: registers wrapt's post-import hooks, makes them fire safely, decides, and replaces.
+
+The only module that knows wrapt. wrapt says where and when; the call of a replacement goes through plain functions,
+because megatron-core pickles some of what is replaced here.
+"""
+
+import functools
+import importlib.util
+import inspect
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import wrapt
+from packaging.version import Version
+
+from mcore_autopatch import _startup, catalogue, installed, reporting
+from mcore_autopatch.declaration import Affected, Patch
+from mcore_autopatch.errors import PatchFailedError
+from mcore_autopatch.outcome import Outcome, SkipReason, Status
+from mcore_autopatch.switches import Switches
+
+#: Attribute of every replacement: the ids of the patches in it, innermost first.
+MARK = "__mcore_autopatch__"
+
+_switches = Switches()
+_patches: dict[str, list[Patch]] = {}
+#: Targets whose hook is registered with wrapt and has not fired.
+_pending: set[str] = set()
+
+
+def install() -> tuple[Outcome, ...]:
+    """Do by hand what the start-up hook does, also for targets that are already imported.
+
+    Needed only where Python does not read .pth files: ``pip install --target`` with PYTHONPATH, ``python -S``, zip
+    applications. Call it in every process, before megatron.core is imported if possible. A second call patches what
+    has been imported since; whatever is patched stays as it is. With MCORE_AUTOPATCH=0 it does nothing.
+
+    Raises PatchFailedError if a patch fails and MCORE_AUTOPATCH_STRICT is set, and nothing else.
+    """
+    if _startup.switched_off():
+        return ()
+    finder = next((finder for finder in sys.meta_path if type(finder) is _startup.Finder), None)
+    if finder is None:
+        finder = _startup.Finder()
+        sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+    _startup.arm(finder)
+    return reporting.outcomes()
+
+
+def arm(finder: _startup.Finder) -> None:
+    """Read the switches, load the catalogue, register a hook for each target, and tell ``finder`` the targets."""
+    global _switches
+    _switches = Switches.read()
+    reporting.configure(_switches)
+    found = catalogue.load()
+    _warn_about(_switches, found)
+    for patch_id, error in found.broken.items():
+        _record_failure(patch_id, error, "the patch file cannot be loaded")
+    _patches.clear()
+    for patch in found.patches.values():
+        _patches.setdefault(patch.target, []).append(patch)
+        if reporting.recorded(patch.id) is None:
+            reporting.record(_waiting(patch))
+    finder.names = frozenset(_patches)
+    for target in _patches:
+        module = sys.modules.get(target)
+        # wrapt fires at once for a module in sys.modules, even one that is half executed. Ours fires when it is done.
+        if not _executing(module) and target not in _pending:
+            _register(target)
+    # wrapt puts its finder first when the first hook is registered; it may look up a target only if ours does not.
+    # Assigning the slice keeps the list that importlib is walking now, and skips no finder of it.
+    if any(other is finder for other in sys.meta_path):
+        sys.meta_path[:] = [finder, *(other for other in sys.meta_path if other is not finder)]  # type: ignore[list-item]
+
+
+def _warn_about(switches: Switches, found: catalogue.Catalogue) -> None:
+    for problem in switches.problems:
+        reporting.warn(problem)
+    for patch_id, variable in switches.named().items():
+        if patch_id not in found.patches and patch_id not in found.broken:
+            nearest = found.nearest(patch_id)
+            hint = f"did you mean {nearest}?" if nearest else f"known: {', '.join(found.patches)}"
+            reporting.warn(f"{variable} names {patch_id[:80]!a}, which is no patch; {hint}")
+
+
+def _waiting(patch: Patch) -> Outcome:
+    if off := _switches.leaves_out(patch.id):
+        return _skipped(patch, SkipReason.SWITCHED_OFF, off)
+    detail = f"{patch.target} is not imported yet"
+    return Outcome(patch=patch.id, status=Status.WAITING, detail=detail, origin=patch.origin)
+
+
+def _skipped(patch: Patch, reason: SkipReason, detail: str, row: Affected | None = None) -> Outcome:
+    return Outcome(
+        patch=patch.id, status=Status.SKIPPED, reason=reason, detail=detail, affected=row, origin=patch.origin
+    )
+
+
+def _executing(module: ModuleType | None) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
+def _register(target: str) -> None:
+    _pending.add(target)
+    wrapt.register_post_import_hook(functools.partial(_fire, target), target)
+
+
+def _fire(target: str, module: ModuleType) -> None:
+    _pending.discard(target)
+    for patch in _patches.get(target, ()):
+        apply(patch, module)
+
+
+def find_spec(
+    finder: _startup.Finder, name: str, path: Sequence[str] | None, target: ModuleType | None
+) -> ModuleSpec | None:
+    """Find the spec of a target as importlib would without us, and give it a loader that fires the target's hooks."""
+    for other in tuple(sys.meta_path):
+        # wrapt's finder would import the parent package again, and deadlocks where that package starts threads.
+        if other is finder or type(other).__module__ == wrapt.register_post_import_hook.__module__:
+            continue
+        look_up = getattr(other, "find_spec", None)
+        spec = None if look_up is None else look_up(name, path, target)
+        if spec is not None:
+            _wrap_loader(spec)
+            return spec
+    return None
+
+
+def _wrap_loader(spec: ModuleSpec) -> None:
+    loader = spec.loader
+    # A lazy loader executes the body later, through the loader inside it.
+    if isinstance(loader, importlib.util.LazyLoader):
+        loader.loader = _Loader(spec.name, loader.loader)  # type: ignore[attr-defined]
+    elif hasattr(loader, "exec_module"):
+        spec.loader = _Loader(spec.name, loader)  # type: ignore[assignment]
+
+
+def _itself(loader: Any) -> Any:
+    return loader
+
+
+class _Loader:
+    """The real loader in all but this: after the body has run, the post-import hooks of the module fire."""
+
+    def __init__(self, name: str, real: Any) -> None:
+        self._name = name
+        self._real = real
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute in ("_name", "_real"):  # while being copied
+            raise AttributeError(attribute)
+        return getattr(self._real, attribute)
+
+    @property
+    def __class__(self) -> Any:
+        # Callers ask isinstance(spec.loader, SourceLoader) and the like of a spec that they do not execute.
+        return type(self._real)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _itself, (self._real,)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the real loader back to the module, execute its body, and fire its hooks."""
+        spec = module.__spec__
+        if spec is not None and spec.loader is self:  # type: ignore[comparison-overlap]
+            spec.loader = self._real
+        if module.__loader__ is self:  # type: ignore[comparison-overlap]
+            module.__loader__ = self._real
+        self._real.exec_module(module)
+        # A body may put something else in its place in sys.modules, and that is what importers get.
+        module = sys.modules.get(self._name, module)
+        was_pending = self._name in _pending
+        wrapt.notify_module_loaded(module)
+        # wrapt drops hooks once they have fired: for a reload or a second import it needs them again, and fires at once.
+        if not was_pending or self._name in _pending:
+            _register(self._name)
+
+
+def apply(patch: Patch, module: ModuleType) -> Outcome:
+    """Decide about one patch, apply it if it is needed, and record the outcome.
+
+    Only KeyboardInterrupt gets out, and PatchFailedError if MCORE_AUTOPATCH_STRICT is set: wrapt would turn any other
+    exception into a failure of the user's import.
+    """
+    started = time.perf_counter()
+    try:
+        outcome = _decide(patch, module)
+        if outcome is not reporting.recorded(patch.id):
+            seconds = time.perf_counter() - started
+            reporting.record(outcome, seconds=seconds if _switches.verbose > 1 else None)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        outcome = _record_failure(patch.id, error, f"{patch.target} is unchanged", origin=patch.origin)
+    return outcome
+
+
+def _record_failure(patch_id: str, error: BaseException, consequence: str, origin: str = "mcore-autopatch") -> Outcome:
+    problem = "".join(traceback.format_exception_only(type(error), error)).strip()
+    outcome = Outcome(
+        patch=patch_id,
+        status=Status.FAILED,
+        detail=f"{problem}; {consequence}",
+        traceback="".join(traceback.format_exception(type(error), error, error.__traceback__)),
+        origin=origin,
+    )
+    try:
+        reporting.record(outcome)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as also:  # a log handler of the user's that raises
+        _startup.say(f"{reporting.line(outcome)} (and logging it raised {type(also).__name__}: {also})")
+    if _switches.strict:
+        raise PatchFailedError(patch_id, problem) from error
+    return outcome
+
+
+def _decide(patch: Patch, module: ModuleType) -> Outcome:
+    if off := _switches.leaves_out(patch.id):
+        return _skipped(patch, SkipReason.SWITCHED_OFF, off)
+    if getattr(getattr(module, "__spec__", None), "loader", None) is None:
+        return _skipped(patch, SkipReason.STAND_IN, f"{patch.target} was not loaded from a file")
+    forced = patch.id in _switches.force
+    row, reason, detail = _match(patch)
+    if reason and not forced:
+        return _skipped(patch, reason, detail)
+    if all(patch.id in getattr(_function(_look_up(module, path)[2]), MARK, ()) for path in patch.replacements):
+        before = reporting.recorded(patch.id)
+        if before and before.status is Status.APPLIED:
+            return before
+        return _skipped(patch, SkipReason.ALREADY_PATCHED, f"{patch.target} carries this patch already", row)
+    if not patch.probe(module):
+        return _skipped(patch, SkipReason.BUG_ABSENT, f"{detail}, but the loaded code does not have the bug", row)
+    _replace(patch, module)
+    how = "rows not asked (MCORE_AUTOPATCH_FORCE)" if row is None else f"affected: {row}"
+    return Outcome(
+        patch=patch.id, status=Status.APPLIED, detail=f"{_loaded()}; {how}", affected=row, origin=patch.origin
+    )
+
+
+def _loaded() -> str:
+    return f"megatron-core {installed.megatron_core()}, torch {installed.torch()}, {installed.device().value}"
+
+
+def _match(patch: Patch) -> tuple[Affected | None, SkipReason | None, str]:
+    """Return the first row that matches, or the reason of the row that came closest, and a detail in words."""
+    core, torch = installed.megatron_core(), installed.torch()
+    core_version, torch_version = installed.parsed(core), installed.parsed(torch)
+    if core_version is None:
+        return None, SkipReason.VERSION_UNREADABLE, f"megatron-core states its version as {core!a}"
+    rows = [row for row in patch.affected if Affected.contains(row.megatron_core, core_version)]
+    if not rows:
+        wanted = "; ".join(dict.fromkeys(row.megatron_core for row in patch.affected))
+        return None, SkipReason.MEGATRON_VERSION, f"megatron-core {core} is not affected (affected: {wanted})"
+    if torch_version is None and all(row.torch for row in rows):
+        return None, SkipReason.VERSION_UNREADABLE, f"torch states its version as {torch!a}"
+    wanted = "; ".join(dict.fromkeys(row.torch for row in rows))
+    rows = [row for row in rows if not row.torch or _has(row.torch, torch_version)]
+    if not rows:
+        detail = f"megatron-core {core} is affected with torch {wanted} only; this is torch {torch}"
+        return None, SkipReason.TORCH_VERSION, detail
+    device = installed.device()
+    for row in rows:
+        if row.device in (None, device):
+            return row, None, f"{_loaded()} is in range"
+    wanted = "; ".join(dict.fromkeys(row.device.value for row in rows if row.device))
+    return None, SkipReason.DEVICE, f"only {wanted} is affected; this is {device.value}"
+
+
+def _has(specifier: str, version: Version | None) -> bool:
+    return version is not None and Affected.contains(specifier, version)
+
+
+def _look_up(module: ModuleType, path: str) -> tuple[Any, str, Any]:
+    """Return owner, name and raw value of an attribute path; raw keeps a static method a static method."""
+    *owners, name = path.split(".")
+    owner = functools.reduce(getattr, owners, module)
+    return owner, name, inspect.getattr_static(owner, name)
+
+
+def _function(raw: Any) -> Any:
+    return raw.__func__ if isinstance(raw, (staticmethod, classmethod)) else raw
+
+
+def _replace(patch: Patch, module: ModuleType) -> None:
+    """Build all replacements, then set them all; when setting one fails, the ones before it are taken back."""
+    found = {path: _look_up(module, path) for path in patch.replacements}
+    built = {path: _build(patch, module, path, raw, patch.replacements[path]) for path, (_, _, raw) in found.items()}
+    done: list[tuple[Any, str, Any]] = []
+    try:
+        for path, (owner, name, raw) in found.items():
+            setattr(owner, name, built[path])
+            done.append((owner, name, raw))
+    except BaseException:
+        for owner, name, raw in done:
+            setattr(owner, name, raw)
+        raise
+
+
+def _build(patch: Patch, module: ModuleType, path: str, raw: Any, make: Callable[[Any], Any]) -> Any:
+    """Make one replacement: it has the original's name, signature and kind, and pickles by its place in the module."""
+    original = _function(raw)
+    replacement = functools.update_wrapper(make(original), original)
+    replacement.__module__, replacement.__qualname__ = module.__name__, path
+    setattr(replacement, MARK, (*getattr(original, MARK, ()), patch.id))
+    return replacement if original is raw else type(raw)(replacement)

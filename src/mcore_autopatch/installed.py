@@ -1,0 +1,52 @@
+"""Versions of megatron-core and torch as loaded in this process, and the device. Imports neither of them."""
+
+import importlib
+import sys
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from mcore_autopatch.declaration import Device
+
+
+def megatron_core() -> str | None:
+    """Version of the megatron-core that is loaded, as it states it; None when it states none."""
+    try:
+        # The package itself may still be half executed, but this leaf of constants can be imported on its own.
+        info = importlib.import_module("megatron.core.package_info")
+    except ImportError:
+        info = sys.modules.get("megatron.core")
+    version = getattr(info, "__version__", None)
+    return None if version is None else str(version)
+
+
+def torch() -> str | None:
+    """Version of the torch that is loaded; None when none is."""
+    version = getattr(sys.modules.get("torch"), "__version__", None)
+    return None if version is None else str(version)
+
+
+def parsed(version: str | None) -> Version | None:
+    """Parse a version by PEP 440; None for what does not follow it."""
+    try:
+        return None if version is None else Version(version)
+    except InvalidVersion:
+        return None
+
+
+def device() -> Device:
+    """Kind of accelerator that the loaded torch works with, found without creating a device context."""
+    loaded: Any = sys.modules.get("torch")
+    # transfer_to_npu makes torch.cuda answer for the NPU, so the NPU is asked first.
+    npu = getattr(loaded, "npu", None)
+    if npu is not None and npu.is_available():
+        return Device.NPU
+    cuda = getattr(loaded, "cuda", None)
+    built = getattr(loaded, "version", None)
+    if cuda is None or not (getattr(built, "cuda", None) or getattr(built, "hip", None)):
+        return Device.CPU
+    if cuda.is_initialized():
+        return Device.CUDA
+    # torch.cuda.is_available() would ask the CUDA runtime, after which a forked child can no longer use CUDA.
+    counters = (getattr(cuda, name, None) for name in ("_device_count_nvml", "_device_count_amdsmi"))
+    return Device.CUDA if any(counter is not None and counter() > 0 for counter in counters) else Device.CPU

@@ -1,0 +1,89 @@
+"""The outcomes of this process: kept, logged, and told as text."""
+
+import logging
+import os
+import sys
+
+from mcore_autopatch import _startup, installed
+from mcore_autopatch.outcome import Outcome, Status
+from mcore_autopatch.switches import Switches
+
+_logger = logging.getLogger("mcore_autopatch")
+_outcomes: dict[str, Outcome] = {}
+
+
+def configure(switches: Switches) -> None:
+    """Print the decisions on stderr when MCORE_AUTOPATCH_VERBOSE asks for it."""
+    if not switches.verbose or any(isinstance(handler, _Verbose) for handler in _logger.handlers):
+        return
+    handler = _Verbose()
+    rank = os.environ.get("RANK")
+    where = f" [rank {rank}, pid {os.getpid()}]" if switches.verbose > 1 and rank else ""
+    handler.setFormatter(logging.Formatter(f"mcore-autopatch{where}: %(message)s"))
+    # Eight ranks of one host say the same; at level 1 the first speaks for all, and only failures come from the others.
+    handler.setLevel(logging.WARNING if switches.verbose == 1 and _is_follower() else logging.DEBUG)
+    _logger.addHandler(handler)
+    _logger.setLevel(logging.DEBUG)
+
+
+class _Verbose(logging.StreamHandler):  # type: ignore[type-arg]
+    """The handler that MCORE_AUTOPATCH_VERBOSE adds."""
+
+
+def _is_follower() -> bool:
+    return os.environ.get("LOCAL_RANK", "0") not in ("", "0")
+
+
+def record(outcome: Outcome, *, seconds: float | None = None) -> None:
+    """Keep an outcome and log it, unless it says that a patch waits."""
+    _outcomes[outcome.patch] = outcome
+    if outcome.status is Status.WAITING:
+        return
+    if outcome.status is Status.FAILED:
+        level = logging.WARNING
+    elif outcome.status is Status.APPLIED and not _is_follower():
+        level = logging.INFO
+    else:
+        level = logging.DEBUG
+    timing = "" if seconds is None else f" [{seconds * 1000:.2f} ms]"
+    trace = f"\n{outcome.traceback.rstrip()}" if outcome.traceback else ""
+    _logger.log(level, "%s%s%s", line(outcome), timing, trace)
+
+
+def warn(text: str) -> None:
+    """Log something that the user has to know."""
+    _logger.warning("%s", text)
+
+
+def line(outcome: Outcome) -> str:
+    """One outcome in one line."""
+    reason = f" ({outcome.reason.value})" if outcome.reason else ""
+    origin = "" if outcome.origin == "mcore-autopatch" else f" from {outcome.origin}"
+    return f"{outcome.patch}{origin}: {outcome.status.value}{reason}: {outcome.detail}"
+
+
+def recorded(patch: str) -> Outcome | None:
+    """Return the outcome of one patch, if there is one yet."""
+    return _outcomes.get(patch)
+
+
+def outcomes() -> tuple[Outcome, ...]:
+    """Return the outcome of every patch in this process, by id. Empty until megatron.core is imported."""
+    return tuple(_outcomes[patch] for patch in sorted(_outcomes))
+
+
+def report() -> str:
+    """Return this process's versions and outcomes as text of several lines."""
+    registered = any(type(finder) is _startup.Finder for finder in sys.meta_path)
+    hook = "registered" if registered else "not registered in this process"
+    if _startup.switched_off():
+        hook += ", switched off by MCORE_AUTOPATCH"
+    rows = [
+        ("hook", hook),
+        ("megatron-core", (installed.megatron_core() if "megatron.core" in sys.modules else None) or "not loaded"),
+        ("torch", installed.torch() or "not loaded"),
+        ("device", installed.device().value if "torch" in sys.modules else "unknown until torch is loaded"),
+    ]
+    text = [f"{name + ':':<15}{value}" for name, value in rows]
+    text += [line(outcome) for outcome in outcomes()] or ["no patch has been considered yet: megatron.core is not imported"]
+    return "\n".join(text)

@@ -1,0 +1,76 @@
+"""The environment variables, read into one frozen object."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mcore_autopatch._startup import OFF
+
+_ON = ("1", "true", "on", "yes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switches:
+    """What the user asked for."""
+
+    #: MCORE_AUTOPATCH_VERBOSE: 1 prints each decision on stderr, 2 adds reasons, timings and every rank.
+    verbose: int = 0
+    #: MCORE_AUTOPATCH_DISABLE: ids to leave out.
+    disable: tuple[str, ...] = ()
+    #: MCORE_AUTOPATCH_ONLY: the only ids to consider; empty for all.
+    only: tuple[str, ...] = ()
+    #: MCORE_AUTOPATCH_FORCE: ids whose affected rows are not asked. The probe still is.
+    force: tuple[str, ...] = ()
+    #: MCORE_AUTOPATCH_STRICT: a patch that fails raises.
+    strict: bool = False
+    #: What could not be understood, in words.
+    problems: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> "Switches":
+        """Read the variables; a value that means nothing is reported in ``problems`` and taken as not given."""
+        problems: list[str] = []
+
+        def flag(name: str, *, default: bool) -> bool:
+            text = environ.get(name, "").strip().lower()
+            if text in OFF or text in _ON:
+                return text in _ON
+            if text:
+                problems.append(f"{name}={_shown(text)} is neither on (1) nor off (0); taken as {int(default)}")
+            return default
+
+        def ids(name: str) -> tuple[str, ...]:
+            return tuple(filter(None, (word.strip().lower() for word in environ.get(name, "").split(","))))
+
+        flag("MCORE_AUTOPATCH", default=True)  # _startup obeys it; here it is only checked for sense
+        level = environ.get("MCORE_AUTOPATCH_VERBOSE", "").strip()
+        verbose = int(level) if level in ("0", "1", "2") else int(flag("MCORE_AUTOPATCH_VERBOSE", default=False))
+        return cls(
+            verbose=verbose,
+            disable=ids("MCORE_AUTOPATCH_DISABLE"),
+            only=ids("MCORE_AUTOPATCH_ONLY"),
+            force=ids("MCORE_AUTOPATCH_FORCE"),
+            strict=flag("MCORE_AUTOPATCH_STRICT", default=False),
+            problems=tuple(problems),
+        )
+
+    def leaves_out(self, patch: str) -> str:
+        """Name the variable that leaves ``patch`` out; empty when none does."""
+        if patch in self.disable:
+            return "listed in MCORE_AUTOPATCH_DISABLE"
+        if self.only and patch not in self.only:
+            return "not listed in MCORE_AUTOPATCH_ONLY"
+        return ""
+
+    def named(self) -> dict[str, str]:
+        """Every id that a variable names, with the name of that variable."""
+        return {
+            patch: f"MCORE_AUTOPATCH_{variable.upper()}"
+            for variable in ("disable", "only", "force")
+            for patch in getattr(self, variable)
+        }
+
+
+def _shown(text: str) -> str:
+    """Quote a value of any length and content so that it fits in a message."""
+    return ascii(text if len(text) <= 40 else f"{text[:40]}…")  # noqa: PLR2004
