@@ -14,11 +14,10 @@ REMEDY = "reinstall mcore-autopatch, or set MCORE_AUTOPATCH=0 to do without it"
 class Finder:
     """Meta-path finder: answers None for every module except the targets of the patches."""
 
-    def __init__(self) -> None:
-        # Only this name at first; arming replaces it by the targets, which are known once the catalogue is loaded.
-        self.names = frozenset(("megatron.core",))
+    #: Names to act on. Arming replaces the first one by the targets, which the catalogue knows.
+    names = frozenset(("megatron.core",))
 
-    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         """Return the spec of a target with a loader that fires its post-import hooks, and None for all others."""
         if name not in self.names:
             return None
@@ -41,6 +40,7 @@ def arm(finder: Finder) -> None:
 
         engine.arm(finder)
     except KeyboardInterrupt:
+        del finder.names  # the next import of megatron.core arms again
         raise
     except BaseException as error:
         if type(error).__name__ == "PatchFailedError":  # asked for by MCORE_AUTOPATCH_STRICT
@@ -66,7 +66,7 @@ def init() -> None:
     try:
         # CPython before 3.15 runs a .pth twice when a virtual environment starts.
         if not switched_off() and not any(type(finder) is Finder for finder in sys.meta_path):
-            sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
+            sys.meta_path.insert(0, Finder())
     except BaseException as error:
         # site prints a traceback at every start for an exception, and SystemExit would end the interpreter.
         say(f"not active in this process ({type(error).__name__}: {error}); {REMEDY}")

@@ -47,11 +47,10 @@ class Affected:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be read."""
-        for specifier in (self.megatron_core, self.torch):
-            try:
-                SpecifierSet(specifier)
-            except InvalidSpecifier as error:
-                raise PatchDefinitionError(f"Affected({self.source!r})", f"bad specifier {specifier!r}") from error
+        try:
+            SpecifierSet(self.megatron_core), SpecifierSet(self.torch)
+        except InvalidSpecifier as error:
+            raise PatchDefinitionError(f"Affected({self.source!r})", str(error)) from error
         if not self.megatron_core or not self.source:
             raise PatchDefinitionError("Affected", "megatron_core and source must not be empty")
 

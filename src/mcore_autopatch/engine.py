@@ -47,35 +47,36 @@ def install() -> tuple[Outcome, ...]:
     finder = next((finder for finder in sys.meta_path if type(finder) is _startup.Finder), None)
     if finder is None:
         finder = _startup.Finder()
-        sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, finder)
     _startup.arm(finder)
     return reporting.outcomes()
 
 
 def arm(finder: _startup.Finder) -> None:
     """Read the switches, load the catalogue, register a hook for each target, and tell ``finder`` the targets."""
-    global _switches
+    global _switches, _patches
     _switches = Switches.read()
     reporting.configure(_switches)
     found = catalogue.load()
     _warn_about(_switches, found)
     for patch_id, error in found.broken.items():
         _record_failure(patch_id, error, "the patch file cannot be loaded")
-    _patches.clear()
+    by_target: dict[str, list[Patch]] = {}
     for patch in found.patches.values():
-        _patches.setdefault(patch.target, []).append(patch)
+        by_target.setdefault(patch.target, []).append(patch)
         if reporting.recorded(patch.id) is None:
             reporting.record(_waiting(patch))
-    finder.names = frozenset(_patches)
-    for target in _patches:
+    _patches = by_target
+    finder.names = frozenset(by_target)
+    for target in by_target:
         module = sys.modules.get(target)
-        # wrapt fires at once for a module in sys.modules, even one that is half executed. Ours fires when it is done.
-        if not _executing(module) and target not in _pending:
+        # wrapt fires at once for a module in sys.modules, even one that is half executed; that one has to wait.
+        if target not in _pending if module is None else not _executing(module):
             _register(target)
     # wrapt puts its finder first when the first hook is registered; it may look up a target only if ours does not.
     # Assigning the slice keeps the list that importlib is walking now, and skips no finder of it.
     if any(other is finder for other in sys.meta_path):
-        sys.meta_path[:] = [finder, *(other for other in sys.meta_path if other is not finder)]  # type: ignore[list-item]
+        sys.meta_path[:] = [finder, *(other for other in sys.meta_path if other is not finder)]
 
 
 def _warn_about(switches: Switches, found: catalogue.Catalogue) -> None:
@@ -101,7 +102,7 @@ def _skipped(patch: Patch, reason: SkipReason, detail: str, row: Affected | None
     )
 
 
-def _executing(module: ModuleType | None) -> bool:
+def _executing(module: ModuleType) -> bool:
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
@@ -125,7 +126,10 @@ def find_spec(
         if other is finder or type(other).__module__ == wrapt.register_post_import_hook.__module__:
             continue
         look_up = getattr(other, "find_spec", None)
-        spec = None if look_up is None else look_up(name, path, target)
+        if look_up is None:
+            # A finder of the kind that Python 3.12 dropped has its turn now; importlib and wrapt know how to ask it.
+            return None
+        spec: ModuleSpec | None = look_up(name, path, target)
         if spec is not None:
             _wrap_loader(spec)
             return spec
@@ -157,7 +161,7 @@ class _Loader:
             raise AttributeError(attribute)
         return getattr(self._real, attribute)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         # Callers ask isinstance(spec.loader, SourceLoader) and the like of a spec that they do not execute.
         return type(self._real)
@@ -167,17 +171,17 @@ class _Loader:
 
     def exec_module(self, module: ModuleType) -> None:
         """Give the real loader back to the module, execute its body, and fire its hooks."""
-        spec = module.__spec__
-        if spec is not None and spec.loader is self:  # type: ignore[comparison-overlap]
+        spec: Any = getattr(module, "__spec__", None)
+        if getattr(spec, "loader", None) is self:
             spec.loader = self._real
-        if module.__loader__ is self:  # type: ignore[comparison-overlap]
+        if getattr(module, "__loader__", None) is self:
             module.__loader__ = self._real
         self._real.exec_module(module)
         # A body may put something else in its place in sys.modules, and that is what importers get.
         module = sys.modules.get(self._name, module)
         was_pending = self._name in _pending
         wrapt.notify_module_loaded(module)
-        # wrapt drops hooks once they have fired: for a reload or a second import it needs them again, and fires at once.
+        # wrapt drops hooks that have fired. For a reload or second import ours is registered again, and fires at once.
         if not was_pending or self._name in _pending:
             _register(self._name)
 
@@ -190,10 +194,12 @@ def apply(patch: Patch, module: ModuleType) -> Outcome:
     """
     started = time.perf_counter()
     try:
+        before = reporting.recorded(patch.id)
+        if before is not None and before.status is Status.APPLIED and _carries(patch, module):
+            return before
         outcome = _decide(patch, module)
-        if outcome is not reporting.recorded(patch.id):
-            seconds = time.perf_counter() - started
-            reporting.record(outcome, seconds=seconds if _switches.verbose > 1 else None)
+        seconds = time.perf_counter() - started
+        reporting.record(outcome, seconds=seconds if _switches.verbose > 1 else None)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -226,14 +232,10 @@ def _decide(patch: Patch, module: ModuleType) -> Outcome:
         return _skipped(patch, SkipReason.SWITCHED_OFF, off)
     if getattr(getattr(module, "__spec__", None), "loader", None) is None:
         return _skipped(patch, SkipReason.STAND_IN, f"{patch.target} was not loaded from a file")
-    forced = patch.id in _switches.force
     row, reason, detail = _match(patch)
-    if reason and not forced:
+    if reason and patch.id not in _switches.force:
         return _skipped(patch, reason, detail)
-    if all(patch.id in getattr(_function(_look_up(module, path)[2]), MARK, ()) for path in patch.replacements):
-        before = reporting.recorded(patch.id)
-        if before and before.status is Status.APPLIED:
-            return before
+    if _carries(patch, module):
         return _skipped(patch, SkipReason.ALREADY_PATCHED, f"{patch.target} carries this patch already", row)
     if not patch.probe(module):
         return _skipped(patch, SkipReason.BUG_ABSENT, f"{detail}, but the loaded code does not have the bug", row)
@@ -242,6 +244,11 @@ def _decide(patch: Patch, module: ModuleType) -> Outcome:
     return Outcome(
         patch=patch.id, status=Status.APPLIED, detail=f"{_loaded()}; {how}", affected=row, origin=patch.origin
     )
+
+
+def _carries(patch: Patch, module: ModuleType) -> bool:
+    """Tell whether every replacement of the patch is in place, at the surface or inside somebody's functools.wraps."""
+    return all(patch.id in getattr(_function(_look_up(module, path)[2]), MARK, ()) for path in patch.replacements)
 
 
 def _loaded() -> str:

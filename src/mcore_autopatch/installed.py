@@ -11,6 +11,7 @@ from mcore_autopatch.declaration import Device
 
 def megatron_core() -> str | None:
     """Version of the megatron-core that is loaded, as it states it; None when it states none."""
+    info: Any
     try:
         # The package itself may still be half executed, but this leaf of constants can be imported on its own.
         info = importlib.import_module("megatron.core.package_info")

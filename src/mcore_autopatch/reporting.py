@@ -35,7 +35,9 @@ def _is_follower() -> bool:
 
 
 def record(outcome: Outcome, *, seconds: float | None = None) -> None:
-    """Keep an outcome and log it, unless it says that a patch waits."""
+    """Keep an outcome and log it, unless it is known or says that a patch waits."""
+    if _outcomes.get(outcome.patch) == outcome:
+        return
     _outcomes[outcome.patch] = outcome
     if outcome.status is Status.WAITING:
         return
@@ -85,5 +87,7 @@ def report() -> str:
         ("device", installed.device().value if "torch" in sys.modules else "unknown until torch is loaded"),
     ]
     text = [f"{name + ':':<15}{value}" for name, value in rows]
-    text += [line(outcome) for outcome in outcomes()] or ["no patch has been considered yet: megatron.core is not imported"]
+    text += [line(outcome) for outcome in outcomes()] or [
+        "no patch has been considered yet: megatron.core is not imported"
+    ]
     return "\n".join(text)

@@ -99,9 +99,9 @@ patch = Patch(
         "mtp_num_layers is 0, and starts with labels.clone()."
     ),
     effect=(
-        "Without labels the result is the main model's logits, as in megatron-core 0.17. In evaluation the MTP layers do "
-        "not run; in training they run and get zero gradients. Calls with labels, calls on pipeline stages before the "
-        "last, and models without MTP are passed on untouched. The config is never changed."
+        "Without labels the result is the main model's logits, as in megatron-core 0.17. In evaluation the MTP layers "
+        "do not run; in training they run and get zero gradients. Calls with labels, calls on pipeline stages before "
+        "the last, and models without MTP are passed on untouched. The config is never changed."
     ),
     upstream="https://github.com/NVIDIA/Megatron-LM/pull/3297",
     fixed_in="0.17.0",

@@ -36,8 +36,8 @@ def with_torch_save_format(original: Callable[..., Any]) -> Callable[..., Any]:
 patch = Patch(
     title="asynchronous checkpoint writes fail with torch 2.8 and later",
     symptom=(
-        "Saving through the asynchronous writer ends with RuntimeError: Worker failure: _write_item() missing 1 required "
-        "positional argument: 'serialization_format'. Synchronous saves use the same writer and fail the same way."
+        "Saving a checkpoint ends with RuntimeError: Worker failure: _write_item() missing 1 required positional "
+        "argument: 'serialization_format'. Asynchronous and synchronous saves share the writer and fail alike."
     ),
     cause=(
         "megatron-core calls torch's private _write_item, which since torch 2.8.0 has a required last argument "

@@ -1,0 +1,120 @@
+"""Fixtures for tests over real packages: a fresh interpreter, and megatron-core releases laid over PYTHONPATH."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+#: Releases are fetched once and kept; the folder is ignored by git.
+CACHE = ROOT / ".cache"
+
+
+def fetch(requirement, *, python=None):
+    """Unpack the wheel of one release into the cache, as pip finds it, and return the folder."""
+    folder = CACHE / "overlays" / requirement.replace("==", "-")
+    if not folder.is_dir():
+        downloads = CACHE / "downloads" / folder.name
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", downloads]
+        command += ["--python-version", python] if python else []
+        subprocess.run([*command, requirement], check=True)
+        (wheel,) = downloads.glob("*.whl")
+        partial = folder.with_suffix(f".{os.getpid()}")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(partial)
+        # Renamed when complete, so that a stopped download leaves nothing that looks finished.
+        partial.rename(folder)
+        shutil.rmtree(downloads)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def megatron_core():
+    """Return a function: version of megatron-core -> folder for PYTHONPATH."""
+    # From 0.17 on the wheels ask for Python 3.12, but their Python code can be read by 3.11.
+    newer = "3.12" if sys.version_info < (3, 12) else None
+    return lambda version: fetch(
+        f"megatron-core=={version}", python=newer if Version(version) >= Version("0.17") else None
+    )
+
+
+def clean_environment(**variables):
+    """Return the environment of this process without what would change a fresh interpreter, plus ``variables``."""
+    unwanted = ("PYTHON", "MCORE_AUTOPATCH", "COVERAGE", "PYTEST", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
+    # No accelerator of the machine takes part.
+    kept.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    return {**kept, **{name: str(value) for name, value in variables.items()}}
+
+
+@pytest.fixture
+def python(tmp_path):
+    """Return a function that runs a fresh interpreter of this environment and returns the completed process.
+
+    ``overlays`` are folders for PYTHONPATH; keywords in upper case are environment variables.
+    """
+
+    def run(*arguments, overlays=(), timeout=240, check=None, executable=sys.executable, **variables):
+        if overlays:
+            variables["PYTHONPATH"] = os.pathsep.join(map(str, overlays))
+        done = subprocess.run(
+            [executable, *map(str, arguments)],
+            env=clean_environment(**variables),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        if check is not None:
+            assert done.returncode == check, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """Build the wheel of this project."""
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, ROOT], check=True)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="session")
+def make_venv(tmp_path_factory):
+    """Return a function that makes a virtual environment, installs requirements, and returns its interpreter."""
+
+    def make(*requirements):
+        folder = tmp_path_factory.mktemp("venv")
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+        interpreter = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+        if requirements:
+            pip_install(interpreter, *requirements)
+        return interpreter
+
+    return make
+
+
+def pip_install(interpreter, *arguments):
+    """Install into the environment of ``interpreter`` with the pip of this one."""
+    pip = [sys.executable, "-m", "pip", "--python", interpreter, "install", "-q"]
+    subprocess.run([*pip, *map(str, arguments)], check=True)
+
+
+@pytest.fixture(scope="session")
+def bare(make_venv):
+    """Interpreter of a virtual environment with nothing in it."""
+    return make_venv()
+
+
+@pytest.fixture(scope="session")
+def installed(make_venv, wheel):
+    """Interpreter of a virtual environment with the built wheel and its dependencies in it."""
+    return make_venv(wheel)

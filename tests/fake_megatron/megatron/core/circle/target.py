@@ -1,0 +1,2 @@
+def function(x):
+    return ("target in a thread", x)

@@ -1,0 +1,1 @@
+raise RuntimeError("the body of failing.py")

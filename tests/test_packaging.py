@@ -1,0 +1,67 @@
+"""The two start-up files are where Python looks for them, however the package is installed, and go when it goes."""
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import pytest
+
+from conftest import ROOT, clean_environment, pip_install
+
+START_UP_FILES = {
+    "mcore_autopatch.pth": b"import mcore_autopatch._startup; mcore_autopatch._startup.init()\n",
+    "mcore_autopatch.start": b"mcore_autopatch._startup:init\n",
+}
+
+
+def at_the_root(path):
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist() if "/" not in name}
+        (record,) = (name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
+        recorded = [line.split(",")[0] for line in archive.read(record).decode().splitlines()]
+    assert set(files) <= set(recorded)
+    return files
+
+
+def test_the_wheel_has_the_two_start_up_files_at_its_root_and_nothing_else(wheel):
+    assert at_the_root(wheel) == START_UP_FILES
+
+
+def test_a_wheel_built_from_the_sdist_has_the_same_files(wheel, tmp_path):
+    code = f"from hatchling.build import build_sdist; build_sdist({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    source = tmp_path / sdist.name.removesuffix(".tar.gz")
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, source], check=True)
+    (rebuilt,) = tmp_path.glob("*.whl")
+    assert at_the_root(rebuilt) == START_UP_FILES
+    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(rebuilt) as other:
+        assert sorted(one.namelist()) == sorted(other.namelist())
+
+
+@pytest.mark.parametrize("editable", [False, True], ids=["wheel", "editable"])
+def test_installing_activates_the_hook_and_uninstalling_leaves_nothing(editable, wheel, make_venv, python):
+    interpreter = make_venv()
+    pip_install(interpreter, *(["--no-deps", "-e", ROOT] if editable else ["--no-deps", wheel]))
+    count = "import sys; print(sum(type(f).__module__ == 'mcore_autopatch._startup' for f in sys.meta_path))"
+    assert python("-c", count, executable=interpreter, check=0).stdout == "1\n"
+    uninstall = [sys.executable, "-m", "pip", "--python", interpreter, "uninstall", "-qy", "mcore-autopatch"]
+    subprocess.run(uninstall, check=True, env=clean_environment())
+    done = python("-c", count, executable=interpreter, check=0)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+    assert list(interpreter.parents[1].rglob("*mcore*")) == []
+
+
+def test_the_start_up_line_is_read_after_that_of_an_editable_install():
+    assert "_editable_impl_mcore_autopatch.pth" < "mcore_autopatch.pth"
+
+
+def test_run_time_dependencies_stay_at_wrapt_and_packaging(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(name).decode()
+    required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]
+    assert [line.split()[1].rstrip("<>=!.0123456789") for line in required] == ["packaging", "wrapt"]
