@@ -29,8 +29,7 @@ def test_the_wheel_has_the_two_start_up_files_at_its_root_and_nothing_else(wheel
 
 
 def test_a_wheel_built_from_the_sdist_has_the_same_files(wheel, tmp_path):
-    code = f"from hatchling.build import build_sdist; build_sdist({str(tmp_path)!r})"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    subprocess.run([sys.executable, "-m", "build", "--sdist", "-o", tmp_path, ROOT], check=True, capture_output=True)
     (sdist,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")

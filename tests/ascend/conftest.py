@@ -39,8 +39,9 @@ def npu(pytestconfig):
     def keywords(count, *overlays):
         return {
             "overlays": (overlay, *overlays),
-            "LD_LIBRARY_PATH": os.pathsep.join([str(driver), os.environ.get("LD_LIBRARY_PATH", "")]),
+            "LD_LIBRARY_PATH": driver_stub.library_path(driver),
             "FAKE_NPU_COUNT": count,
+            "FAKE_NPU_LOG": "driver.log",  # in the folder that ``python`` runs in, which is new for every test
             "TORCH_DEVICE_BACKEND_AUTOLOAD": 1,
         }
 

@@ -79,11 +79,15 @@ def build(torch_folder: Path, torch_npu_folder: Path, out_folder: Path) -> None:
                 raise
 
 
+def library_path(*folders: Path) -> str:
+    """Return a value for LD_LIBRARY_PATH: ``folders``, then what it is now, by which some Pythons find their library."""
+    # An empty entry would stand for the current folder.
+    return os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("LD_LIBRARY_PATH")]))
+
+
 def _linked(binaries: list[Path], search: list[Path]) -> tuple[list[Path], set[str]]:
     """Return the libraries that ``binaries`` load, directly or not, and the names of those that are nowhere."""
-    # Some Pythons, those of GitHub's runners among them, find their own library by the path that is set already.
-    path = os.pathsep.join([*map(str, search), os.environ.get("LD_LIBRARY_PATH", "")])
-    rows = _run("ldd", *binaries, LD_LIBRARY_PATH=path).splitlines()
+    rows = _run("ldd", *binaries, LD_LIBRARY_PATH=library_path(*search)).splitlines()
     words = [row.split() for row in rows if row.startswith("\t")]
     missing = {row[0] for row in words if row[1:] == ["=>", "not", "found"]}
     # The loader itself is listed by its path, without an arrow.

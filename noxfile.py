@@ -1,0 +1,61 @@
+"""Sessions: `python -m nox -s demo`, `tests`, `seed`, `lint`. Each sets up all that it needs."""
+
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["lint", "tests"]
+nox.options.default_venv_backend = "virtualenv"
+
+#: The torch that tests run with unless a session says otherwise.
+TORCH = "torch==2.13.0"
+#: What megatron-core imports without declaring it.
+UNDECLARED = ("numpy", "psutil")
+
+
+def install_wheel(session, extra=""):
+    """Build the wheel and install it, as users get it."""
+    dist = session.create_tmp()
+    session.run("python", "-m", "pip", "wheel", "-q", "--no-deps", "-w", dist, ".", silent=True)
+    newest = max(Path(dist).glob("*.whl"), key=lambda path: path.stat().st_mtime)
+    session.install("--force-reinstall", "--no-deps", newest)
+    session.install(f"{newest}{extra}")
+
+
+@nox.session
+def demo(session):
+    """Run one program on megatron-core 0.12.1 without this package, then with it."""
+    session.install(TORCH, *UNDECLARED)
+    session.install("--no-deps", "megatron-core==0.12.1")
+    install_wheel(session)
+    program = ("python", "-W", "ignore", "examples/save_and_load.py")
+    session.log("Without mcore-autopatch (MCORE_AUTOPATCH=0), the save fails:")
+    session.run(*program, env={"MCORE_AUTOPATCH": "0"}, success_codes=[1])
+    session.log("With mcore-autopatch, the same program, not a line changed:")
+    session.run(*program, env={"MCORE_AUTOPATCH_VERBOSE": "1"})
+
+
+@nox.session
+def tests(session):
+    """Run the tests over the built wheel, with real torch and real megatron-core releases."""
+    session.install(TORCH, *UNDECLARED)
+    install_wheel(session, "[test]")
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("torch", ["2.8.0", "2.9.0"])
+def seed(session, torch):
+    """Checkpoint round trips of megatron-core 0.12.1 with the very torch releases of verl#6322."""
+    session.install(f"torch=={torch}", *UNDECLARED)
+    install_wheel(session, "[test]")
+    session.run("python", "-m", "pytest", "tests/patches/test_serialization_format.py", "-k", "0.12.1", *session.posargs)
+
+
+@nox.session
+def lint(session):
+    """Check style and types."""
+    session.install("ruff>=0.15", "mypy>=1.11", "packaging", "wrapt")
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("mypy")

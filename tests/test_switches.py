@@ -1,0 +1,33 @@
+"""Environment variables, however they are written."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcore_autopatch.switches import Switches
+
+NAMES = ["", "_VERBOSE", "_DISABLE", "_ONLY", "_FORCE", "_STRICT"]
+
+
+def test_nothing_set_means_everything_on():
+    assert Switches.read({}) == Switches()
+
+
+def test_each_variable_is_read():
+    environ = {"VERBOSE": "2", "DISABLE": "a, B", "ONLY": "c", "FORCE": "d,,", "STRICT": "yes"}
+    switches = Switches.read({f"MCORE_AUTOPATCH_{name}": value for name, value in environ.items()})
+    assert switches == Switches(verbose=2, disable=("a", "b"), only=("c",), force=("d",), strict=True)
+    assert set(switches.named()) == {"a", "b", "c", "d"}
+
+
+def test_verbose_takes_words_and_reports_numbers_it_does_not_know():
+    assert Switches.read({"MCORE_AUTOPATCH_VERBOSE": "true"}).verbose == 1
+    switches = Switches.read({"MCORE_AUTOPATCH_VERBOSE": "3"})
+    assert switches.verbose == 0
+    assert switches.problems == ("MCORE_AUTOPATCH_VERBOSE='3' is neither on (1) nor off (0); taken as 0",)
+
+
+@given(st.dictionaries(st.sampled_from([f"MCORE_AUTOPATCH{name}" for name in NAMES]), st.text()))
+def test_no_value_is_an_error_and_problems_are_one_short_printable_line_each(environ):
+    switches = Switches.read(environ)
+    assert all(problem.isascii() and "\n" not in problem and len(problem) < 600 for problem in switches.problems)
+    assert isinstance(switches.leaves_out("mtp-inference"), str)
