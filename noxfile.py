@@ -9,6 +9,8 @@ nox.options.default_venv_backend = "virtualenv"
 
 #: The torch that tests run with unless a session says otherwise.
 TORCH = "torch==2.13.0"
+#: The oldest dependencies that work, as pyproject.toml states them. wrapt before 1.14 does not import on Python 3.11.
+FLOORS = ("wrapt==1.14.0", "packaging==20.9")
 #: What megatron-core imports without declaring it.
 UNDECLARED = ("numpy", "psutil")
 
@@ -49,7 +51,18 @@ def seed(session, torch):
     """Checkpoint round trips of megatron-core 0.12.1 with the very torch releases of verl#6322."""
     session.install(f"torch=={torch}", *UNDECLARED)
     install_wheel(session, "[test]")
-    session.run("python", "-m", "pytest", "tests/patches/test_serialization_format.py", "-k", "0.12.1", *session.posargs)
+    session.run(
+        "python", "-m", "pytest", "tests/patches/test_serialization_format.py", "-k", "0.12.1", *session.posargs
+    )
+
+
+@nox.session
+def floors(session):
+    """Run the engine's tests with the oldest wrapt and packaging that pyproject.toml accepts."""
+    overlay = session.create_tmp()
+    install_wheel(session, "[test]")
+    session.run("python", "-m", "pip", "install", "-q", "--upgrade", "--target", overlay, "--no-deps", *FLOORS)
+    session.run("python", "-m", "pytest", "tests/test_engine.py", *session.posargs, env={"TEST_OVERLAY": overlay})
 
 
 @nox.session

@@ -1,36 +1,12 @@
 """Fixtures for tests over real packages: a fresh interpreter, and megatron-core releases laid over PYTHONPATH."""
 
 import os
-import shutil
 import subprocess
 import sys
-import zipfile
-from pathlib import Path
 
 import pytest
+from environments import ROOT, clean_environment, fetch, pip_install
 from packaging.version import Version
-
-ROOT = Path(__file__).parents[1]
-#: Releases are fetched once and kept; the folder is ignored by git.
-CACHE = ROOT / ".cache"
-
-
-def fetch(requirement, *, python=None):
-    """Unpack the wheel of one release into the cache, as pip finds it, and return the folder."""
-    folder = CACHE / "overlays" / requirement.replace("==", "-")
-    if not folder.is_dir():
-        downloads = CACHE / "downloads" / folder.name
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", downloads]
-        command += ["--python-version", python] if python else []
-        subprocess.run([*command, requirement], check=True)
-        (wheel,) = downloads.glob("*.whl")
-        partial = folder.with_suffix(f".{os.getpid()}")
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(partial)
-        # Renamed when complete, so that a stopped download leaves nothing that looks finished.
-        partial.rename(folder)
-        shutil.rmtree(downloads)
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -43,15 +19,6 @@ def megatron_core():
     )
 
 
-def clean_environment(**variables):
-    """Return the environment of this process without what would change a fresh interpreter, plus ``variables``."""
-    unwanted = ("PYTHON", "MCORE_AUTOPATCH", "COVERAGE", "PYTEST", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
-    # No accelerator of the machine takes part.
-    kept.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
-    return {**kept, **{name: str(value) for name, value in variables.items()}}
-
-
 @pytest.fixture
 def python(tmp_path):
     """Return a function that runs a fresh interpreter of this environment and returns the completed process.
@@ -60,7 +27,8 @@ def python(tmp_path):
     """
 
     def run(*arguments, overlays=(), timeout=240, check=None, executable=sys.executable, **variables):
-        if overlays:
+        # nox -s floors lays the oldest dependencies that we accept over all tests.
+        if overlays := [*overlays, *filter(None, [os.environ.get("TEST_OVERLAY")])]:
             variables["PYTHONPATH"] = os.pathsep.join(map(str, overlays))
         done = subprocess.run(
             [executable, *map(str, arguments)],
@@ -100,12 +68,6 @@ def make_venv(tmp_path_factory):
         return interpreter
 
     return make
-
-
-def pip_install(interpreter, *arguments):
-    """Install into the environment of ``interpreter`` with the pip of this one."""
-    pip = [sys.executable, "-m", "pip", "--python", interpreter, "install", "-q"]
-    subprocess.run([*pip, *map(str, arguments)], check=True)
 
 
 @pytest.fixture(scope="session")

@@ -86,7 +86,9 @@ def declared(**fields):
     return Patch(**{**given, **fields})
 
 
-@pytest.mark.parametrize("field", ["title", "symptom", "cause", "effect", "upstream", "target", "affected", "replacements"])
+@pytest.mark.parametrize(
+    "field", ["title", "symptom", "cause", "effect", "upstream", "target", "affected", "replacements"]
+)
 def test_a_declaration_with_a_hole_is_refused_by_name(field):
     with pytest.raises(PatchDefinitionError):
         declared(**{field: type(getattr(declared(), field))()})

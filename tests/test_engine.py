@@ -9,7 +9,10 @@ PREAMBLE = """
 import sys, importlib, mcore_autopatch
 from fake_patches import MODEL, Affected, patch, tagging, use
 """
-OUTCOME = "print(*(f'{o.patch} {o.status.name} {o.reason.name if o.reason else None}' for o in mcore_autopatch.outcomes()), sep='; ')"
+OUTCOME = """
+outcomes = [(o.patch, o.status.name, o.reason.name if o.reason else "None") for o in mcore_autopatch.outcomes()]
+print("; ".join(map(" ".join, outcomes)))
+"""
 
 
 @pytest.fixture
@@ -133,11 +136,12 @@ print(r.function(1))
     [
         "import megatron.core.models.model as m",
         "from megatron.core.models import model as m",
-        "from megatron.core.models.model import function; import megatron.core.models.model as m; m.function = function",
+        "from megatron.core.models.model import function; m = sys.modules[MODEL]; m.function = function",
         "m = importlib.import_module(MODEL)",
         "import megatron.core; m = importlib.import_module('.models.model', 'megatron.core')",
         "__import__(MODEL); m = sys.modules[MODEL]",
-        "import threading; t = threading.Thread(target=__import__, args=(MODEL,)); t.start(); t.join(); m = sys.modules[MODEL]",
+        "from threading import Thread; t = Thread(target=__import__, args=(MODEL,)); t.start(); t.join(); "
+        "m = sys.modules[MODEL]",
         "import pkgutil; m = pkgutil.resolve_name(MODEL)",
     ],
 )
@@ -218,7 +222,9 @@ print(m.function(1), sum(type(f).__name__ == "Finder" for f in sys.meta_path))
 
 
 def test_install_from_inside_a_target_that_is_being_executed_waits_until_called_again(run, tmp_path):
-    (tmp_path / "half.py").write_text("import mcore_autopatch; mcore_autopatch.install()\ndef function(x): return (x,)\n")
+    (tmp_path / "half.py").write_text(
+        "import mcore_autopatch; mcore_autopatch.install()\ndef function(x): return (x,)\n"
+    )
     done = run(f"""
 sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "Finder"]
 use(patch(target="half"))
@@ -231,7 +237,9 @@ print(half.function(1))
     assert done.stdout == "(1,)\n('one', 1)\n"
 
 
-@pytest.mark.parametrize("position", [0, None])
+@pytest.mark.parametrize(
+    "position", ["0", "sys.meta_path.index(importlib.machinery.PathFinder)"], ids=["first", "late"]
+)
 def test_other_finders_are_asked_in_their_order_with_path_and_target(run, position):
     done = run(f"""
 use(patch())
@@ -241,7 +249,8 @@ class Spy:
     def find_spec(self, name, path=None, target=None):
         if name == MODEL:
             self.seen.append((path is not None, target))
-sys.meta_path.insert({position} if {position} == 0 else len(sys.meta_path) - 1, Spy())
+import importlib.machinery
+sys.meta_path.insert({position}, Spy())
 m = importlib.import_module(MODEL)
 print(m.function(1), Spy.seen[-1])
 importlib.reload(m)
@@ -324,7 +333,9 @@ for function in (m.function, m.Model.method, m.Model.static):
     assert pickle.loads(pickle.dumps(function)) is function
 print(m.Model.static.__qualname__, m.Model.static.__module__, m.Model.static.__mcore_autopatch__)
 """)
-    expected = "('one', 'function', 1, 1) ('one', 'method', 2) ('one', 'static', 3) ('one', 'static', 3) ('one', 'Model', 4)"
+    expected = (
+        "('one', 'function', 1, 1) ('one', 'method', 2) ('one', 'static', 3) ('one', 'static', 3) ('one', 'Model', 4)"
+    )
     assert done.stdout == f"{expected}\nModel.static megatron.core.models.model ('one',)\n"
 
 
@@ -358,7 +369,7 @@ print(m.function(1))
 BREAKAGES = {
     "probe": "patch(probe=lambda module: 1 / 0)",
     "builder": "patch(replacements={'function': tagging('ok'), 'Model.method': lambda original: 1 / 0})",
-    "builder that returns nothing": "patch(replacements={'function': tagging('ok'), 'Model.method': lambda original: None})",
+    "builder without a result": "patch(replacements={'function': tagging('ok'), 'Model.method': lambda original: None})",
     "missing attribute": "patch(attributes=('function', 'Model.gone'))",
     "SystemExit": "patch(probe=lambda module: sys.exit(3))",
     "BaseException": "patch(probe=lambda module: (_ for _ in ()).throw(BaseException('base')))",
@@ -432,7 +443,7 @@ use(patch(probe=lambda module: 1 / 0))
 try:
     import megatron.core.models.model
 except mcore_autopatch.AutopatchError as error:
-    print(type(error).__name__, error.patch, type(error.__cause__).__name__, "MCORE_AUTOPATCH_DISABLE=one" in str(error))
+    print(type(error).__name__, error.patch, type(error.__cause__).__name__, "_DISABLE=one" in str(error))
 """,
         stderr=None,
         MCORE_AUTOPATCH_STRICT="1",
@@ -466,7 +477,7 @@ def test_without_a_dependency_the_import_goes_on_and_one_line_says_so(python, na
 
 def test_a_log_handler_that_raises_changes_nothing(run):
     done = run(
-        f"""
+        """
 import logging
 class Raising(logging.Handler):
     def emit(self, record):
@@ -570,10 +581,19 @@ print(m.function(1))
         ({"MCORE_AUTOPATCH_DISABLE": "one"}, "one SKIPPED SWITCHED_OFF; two APPLIED None"),
         ({"MCORE_AUTOPATCH_DISABLE": " One ,two,"}, "one SKIPPED SWITCHED_OFF; two SKIPPED SWITCHED_OFF"),
         ({"MCORE_AUTOPATCH_ONLY": "one"}, "one APPLIED None; two SKIPPED SWITCHED_OFF"),
-        ({"MCORE_AUTOPATCH_ONLY": "one", "MCORE_AUTOPATCH_DISABLE": "one"}, "one SKIPPED SWITCHED_OFF; two SKIPPED SWITCHED_OFF"),
+        (
+            {"MCORE_AUTOPATCH_ONLY": "one", "MCORE_AUTOPATCH_DISABLE": "one"},
+            "one SKIPPED SWITCHED_OFF; two SKIPPED SWITCHED_OFF",
+        ),
         ({"FAKE_MEGATRON_VERSION": "0.20"}, "one SKIPPED MEGATRON_VERSION; two SKIPPED MEGATRON_VERSION"),
-        ({"FAKE_MEGATRON_VERSION": "0.20", "MCORE_AUTOPATCH_FORCE": "one"}, "one APPLIED None; two SKIPPED MEGATRON_VERSION"),
-        ({"FAKE_MEGATRON_VERSION": "?", "MCORE_AUTOPATCH_FORCE": "one"}, "one APPLIED None; two SKIPPED VERSION_UNREADABLE"),
+        (
+            {"FAKE_MEGATRON_VERSION": "0.20", "MCORE_AUTOPATCH_FORCE": "one"},
+            "one APPLIED None; two SKIPPED MEGATRON_VERSION",
+        ),
+        (
+            {"FAKE_MEGATRON_VERSION": "?", "MCORE_AUTOPATCH_FORCE": "one"},
+            "one APPLIED None; two SKIPPED VERSION_UNREADABLE",
+        ),
     ],
 )
 def test_switches_by_id(run, variables, expected):
@@ -601,14 +621,22 @@ print(m.function(1), "wrapt" in sys.modules, mcore_autopatch.outcomes(), mcore_a
 @pytest.mark.parametrize(
     ("variables", "warning"),
     [
-        ({"MCORE_AUTOPATCH_DISABLE": "onne"}, "MCORE_AUTOPATCH_DISABLE names 'onne', which is no patch; did you mean one?\n"),
+        (
+            {"MCORE_AUTOPATCH_DISABLE": "onne"},
+            "MCORE_AUTOPATCH_DISABLE names 'onne', which is no patch; did you mean one?\n",
+        ),
         ({"MCORE_AUTOPATCH_FORCE": "zzz"}, "MCORE_AUTOPATCH_FORCE names 'zzz', which is no patch; known: one\n"),
-        ({"MCORE_AUTOPATCH_STRICT": "perhaps"}, "MCORE_AUTOPATCH_STRICT='perhaps' is neither on (1) nor off (0); taken as 0\n"),
+        (
+            {"MCORE_AUTOPATCH_STRICT": "perhaps"},
+            "MCORE_AUTOPATCH_STRICT='perhaps' is neither on (1) nor off (0); taken as 0\n",
+        ),
         ({"MCORE_AUTOPATCH": "maybe"}, "MCORE_AUTOPATCH='maybe' is neither on (1) nor off (0); taken as 1\n"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_one_warning(run, variables, warning):
-    done = run("use(patch())\nimport megatron.core.models.model as m\nprint(m.function(1))", stderr=warning, **variables)
+    done = run(
+        "use(patch())\nimport megatron.core.models.model as m\nprint(m.function(1))", stderr=warning, **variables
+    )
     assert done.stdout == "('one', 'function', 1, 1)\n"
 
 

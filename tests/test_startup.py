@@ -51,7 +51,9 @@ def test_an_interpreter_without_stderr_starts(installed, python):
     assert python("-c", code, executable=installed, check=0).stdout == "alive\n"
 
 
-@pytest.mark.parametrize("options", [["-I"], ["-E"], ["-s"], ["-O"], ["-OO"], ["-X", "frozen_modules=off"], ["-Werror"]])
+@pytest.mark.parametrize(
+    "options", [["-I"], ["-E"], ["-s"], ["-O"], ["-OO"], ["-X", "frozen_modules=off"], ["-Werror"]]
+)
 def test_the_hook_is_there_under_interpreter_options(installed, python, options):
     done = python(*options, "-c", FINDERS, executable=installed, check=0)
     assert (done.stdout, done.stderr) == ("1\n", "")
@@ -71,7 +73,7 @@ print('wrapt' in sys.modules, 'mcore_autopatch.engine' in sys.modules)
 
 def test_a_child_started_by_multiprocessing_spawn_has_the_hook(installed, python, tmp_path):
     script = tmp_path / "spawn.py"
-    script.write_text(f"""
+    script.write_text("""
 import multiprocessing
 def child(queue):
     import sys
@@ -111,9 +113,10 @@ try:
 except AttributeError as error:
     print(error)
 """
-    assert "mcore_autopatch.install cannot be loaded: ModuleNotFoundError" in python(
-        "-c", code, executable=installed, check=0
-    ).stdout
+    assert (
+        "mcore_autopatch.install cannot be loaded: ModuleNotFoundError"
+        in python("-c", code, executable=installed, check=0).stdout
+    )
 
 
 def test_the_start_up_module_imports_sys_and_os_only(python):

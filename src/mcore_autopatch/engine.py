@@ -68,11 +68,15 @@ def arm(finder: _startup.Finder) -> None:
             reporting.record(_waiting(patch))
     _patches = by_target
     finder.names = frozenset(by_target)
+    # One that is being executed at this moment, by a program that calls install() from inside it, has to wait.
     for target in by_target:
         module = sys.modules.get(target)
-        # wrapt fires at once for a module in sys.modules, even one that is half executed; that one has to wait.
-        if target not in _pending if module is None else not _executing(module):
-            _register(target)
+        if module is None:
+            if target not in _pending:
+                _pending.add(target)
+                wrapt.register_post_import_hook(functools.partial(_fire, target), target)
+        elif not getattr(getattr(module, "__spec__", None), "_initializing", False):
+            _fire(target, module)
     # wrapt puts its finder first when the first hook is registered; it may look up a target only if ours does not.
     # Assigning the slice keeps the list that importlib is walking now, and skips no finder of it.
     if any(other is finder for other in sys.meta_path):
@@ -100,15 +104,6 @@ def _skipped(patch: Patch, reason: SkipReason, detail: str, row: Affected | None
     return Outcome(
         patch=patch.id, status=Status.SKIPPED, reason=reason, detail=detail, affected=row, origin=patch.origin
     )
-
-
-def _executing(module: ModuleType) -> bool:
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
-
-
-def _register(target: str) -> None:
-    _pending.add(target)
-    wrapt.register_post_import_hook(functools.partial(_fire, target), target)
 
 
 def _fire(target: str, module: ModuleType) -> None:
@@ -181,9 +176,9 @@ class _Loader:
         module = sys.modules.get(self._name, module)
         was_pending = self._name in _pending
         wrapt.notify_module_loaded(module)
-        # wrapt drops hooks that have fired. For a reload or second import ours is registered again, and fires at once.
+        # wrapt drops a hook that has fired, so for a reload or a second import ours is called from here.
         if not was_pending or self._name in _pending:
-            _register(self._name)
+            _fire(self._name, module)
 
 
 def apply(patch: Patch, module: ModuleType) -> Outcome:

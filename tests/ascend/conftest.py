@@ -8,11 +8,11 @@ import platform
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import driver_stub
 import pytest
+from environments import CACHE, fetch
 
 #: torch_npu fits one minor release of torch.
 TORCH = "2.13"
@@ -20,19 +20,16 @@ TORCH_NPU = "torch-npu==2.13.0"
 
 
 @pytest.fixture(scope="session")
-def npu(pytestconfig):
+def npu():
     """Return a function: number of NPUs, overlays -> keywords for ``python``, with torch_npu among the overlays."""
     torch = torch_folder()
-    shared = pytestconfig.pluginmanager.get_plugin(str(Path(__file__).parents[1] / "conftest.py"))
     try:
-        overlay = shared.fetch(TORCH_NPU)
+        overlay = fetch(TORCH_NPU)
     except subprocess.CalledProcessError as error:
         unavailable(f"pip cannot download {TORCH_NPU} for this Python: {error}")
-    if not (overlay / "torch_npu" / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}").is_file():
-        unavailable(f"{overlay} was downloaded for another Python; remove it")
     # Also by what builds it, so that a change there does not go unnoticed.
     recipe = hashlib.sha256(Path(driver_stub.__file__).read_bytes()).hexdigest()[:8]
-    driver = shared.CACHE / f"ascend-driver-torch-{importlib.metadata.version('torch')}-{overlay.name}-{recipe}"
+    driver = CACHE / f"ascend-driver-torch-{importlib.metadata.version('torch')}-{overlay.name}-{recipe}"
     if not driver.is_dir():
         driver_stub.build(torch, overlay / "torch_npu", driver)
 
@@ -62,7 +59,7 @@ def torch_folder():
         unavailable(f"{TORCH_NPU} takes torch {TORCH}")
     folder = Path(spec.origin).parent
     if any(folder.glob("lib/libtorch_cuda*")):
-        unavailable("torch_npu refuses a CUDA build of torch; install torch from https://download.pytorch.org/whl/cpu")
+        unavailable("torch_npu refuses a CUDA build of torch")
     return folder
 
 

@@ -80,7 +80,7 @@ def build(torch_folder: Path, torch_npu_folder: Path, out_folder: Path) -> None:
 
 
 def library_path(*folders: Path) -> str:
-    """Return a value for LD_LIBRARY_PATH: ``folders``, then what it is now, by which some Pythons find their library."""
+    """Return a value for LD_LIBRARY_PATH: ``folders``, then what it is now: some Pythons need that to start."""
     # An empty entry would stand for the current folder.
     return os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("LD_LIBRARY_PATH")]))
 

@@ -44,7 +44,8 @@ def stand_in_for_cuda() -> None:
 
     cuda: Any = torch.cuda
     if not cuda.is_available():
-        cuda.synchronize = cuda.set_device = lambda *_: None
+        cuda.synchronize = lambda *_: None
+        cuda.set_device = lambda *_: None
         cuda.current_device = lambda: "cpu"
 
 

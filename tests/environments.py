@@ -1,0 +1,46 @@
+"""Folders, releases and environment variables that tests in fresh interpreters share."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+#: Releases are fetched once and kept; the folder is ignored by git.
+CACHE = ROOT / ".cache"
+
+
+def fetch(requirement, *, python=None):
+    """Unpack the wheel of one release into the cache, as pip finds it, and return the folder."""
+    tag = sys.implementation.cache_tag if python is None else f"python-{python}"
+    folder = CACHE / tag / requirement.replace("==", "-")
+    if not folder.is_dir():
+        downloads = folder.with_name(f"{folder.name}.download")
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", downloads]
+        command += ["--python-version", python] if python else []
+        subprocess.run([*command, requirement], check=True)
+        (wheel,) = downloads.glob("*.whl")
+        partial = folder.with_name(f"{folder.name}.{os.getpid()}")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(partial)
+        # Renamed when complete, so that a stopped download leaves nothing that looks finished.
+        partial.rename(folder)
+        shutil.rmtree(downloads)
+    return folder
+
+
+def clean_environment(**variables):
+    """Return the environment of this process without what would change a fresh interpreter, plus ``variables``."""
+    unwanted = ("PYTHON", "MCORE_AUTOPATCH", "COVERAGE", "PYTEST", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
+    # No accelerator of the machine takes part.
+    kept.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    return {**kept, **{name: str(value) for name, value in variables.items()}}
+
+
+def pip_install(interpreter, *arguments):
+    """Install into the environment of ``interpreter`` with the pip of this one."""
+    pip = [sys.executable, "-m", "pip", "--python", interpreter, "install", "-q"]
+    subprocess.run([*pip, *map(str, arguments)], check=True)
