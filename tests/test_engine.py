@@ -140,8 +140,7 @@ print(r.function(1))
         "m = importlib.import_module(MODEL)",
         "import megatron.core; m = importlib.import_module('.models.model', 'megatron.core')",
         "__import__(MODEL); m = sys.modules[MODEL]",
-        "from threading import Thread; t = Thread(target=__import__, args=(MODEL,)); t.start(); t.join(); "
-        "m = sys.modules[MODEL]",
+        "import threading as t; t = t.Timer(0, __import__, (MODEL,)); t.start(); t.join(); m = sys.modules[MODEL]",
         "import pkgutil; m = pkgutil.resolve_name(MODEL)",
     ],
 )
@@ -369,7 +368,7 @@ print(m.function(1))
 BREAKAGES = {
     "probe": "patch(probe=lambda module: 1 / 0)",
     "builder": "patch(replacements={'function': tagging('ok'), 'Model.method': lambda original: 1 / 0})",
-    "builder without a result": "patch(replacements={'function': tagging('ok'), 'Model.method': lambda original: None})",
+    "builds nothing": "patch(replacements={'function': tagging('ok'), 'Model.method': lambda original: None})",
     "missing attribute": "patch(attributes=('function', 'Model.gone'))",
     "SystemExit": "patch(probe=lambda module: sys.exit(3))",
     "BaseException": "patch(probe=lambda module: (_ for _ in ()).throw(BaseException('base')))",

@@ -55,7 +55,7 @@ def test_installing_activates_the_hook_and_uninstalling_leaves_nothing(editable,
 
 def test_the_start_up_line_is_read_after_that_of_an_editable_install():
     files = ["mcore_autopatch.pth", "_editable_impl_mcore_autopatch.pth"]
-    assert sorted(files)[-1] == "mcore_autopatch.pth"
+    assert max(files) == "mcore_autopatch.pth"
 
 
 def test_run_time_dependencies_stay_at_wrapt_and_packaging(wheel):

@@ -40,7 +40,7 @@ def test_control_torch_loads_torch_npu_by_itself_and_counts_what_the_driver_repo
 @pytest.mark.parametrize("before", ["", TRANSFER])
 @pytest.mark.parametrize("version", ["0.16.0", "0.16.1"])
 @pytest.mark.parametrize("count", EXPECTED)
-def test_the_npu_decides_which_row_matches(npu, python, megatron_core, count, version, before):  # noqa: PLR0917
+def test_the_npu_decides_which_row_matches(npu, python, megatron_core, count, version, before):
     done = python("-c", before + IMPORT_GPT_MODEL, check=0, **npu(count, megatron_core(version)))
     cuda = str(bool(before and count))
     assert words(done) == ["applied", *EXPECTED[count], HARMLESS, cuda]
