@@ -34,6 +34,8 @@ def fetch(requirement, *, python=None):
 def clean_environment(**variables):
     """Return the environment of this process without what would change a fresh interpreter, plus ``variables``."""
     unwanted = ("PYTHON", "MCORE_AUTOPATCH", "COVERAGE", "PYTEST", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_")
+    # nox points TMPDIR into a deep folder, and the path of a socket in there would be too long for the system.
+    unwanted += ("TMPDIR",)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
     # No accelerator of the machine takes part.
     kept.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")

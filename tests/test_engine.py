@@ -363,6 +363,105 @@ print(m.function(1))
     assert done.stdout == "('theirs', 'one', 'function', 1, 1)\none APPLIED None\n"
 
 
+def test_what_somebody_else_has_replaced_is_left_to_them(run):
+    done = run(f"""
+sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "Finder"]
+use(patch())
+import megatron.core.models.model as m
+theirs = {{"__name__": "vendor.patches"}}
+exec("def function(x): return ('theirs', x)", theirs)
+m.function = theirs["function"]
+mcore_autopatch.install()
+print(m.function(1), mcore_autopatch.outcomes()[0].detail)
+{OUTCOME}
+""")
+    expected = "('theirs', 1) function has been replaced by vendor.patches\none SKIPPED ALREADY_PATCHED\n"
+    assert done.stdout == expected
+
+
+def test_additions_are_made_where_they_are_missing_and_overwrite_nothing(run):
+    done = run(f"""
+use(patch(replacements={{}}, additions={{"missing": None, "body": "ours"}}))
+import megatron.core.models.model as m
+print(m.missing, m.body)
+mcore_autopatch.install()
+{OUTCOME}
+""")
+    assert done.stdout == "None 1\none APPLIED None\n"
+
+
+EXECUTION = """
+import contextlib
+@contextlib.contextmanager
+def execution(module):
+    print("before", sorted(n for n in vars(module) if n[0] != "_"), type(module.__loader__).__name__)
+    yield
+    print("after", "function" in vars(module))
+"""
+
+
+def test_a_body_can_be_executed_inside_a_context(run):
+    done = run(f"""{EXECUTION}
+use(patch(replacements={{}}, execution=execution), patch("two"))
+import megatron.core.models.model as m
+print(m.function(1))
+{OUTCOME}
+importlib.reload(m)
+""")
+    first = "before [] SourceFileLoader\nafter True\n('two', 'function', 1, 1)\none APPLIED None; two APPLIED None\n"
+    assert done.stdout.startswith(first)
+    assert done.stdout.count("before") == 2
+
+
+def test_a_context_is_left_but_not_told_when_the_body_raises(run):
+    done = run(f"""{EXECUTION}
+use(patch(replacements={{}}, execution=execution, target="megatron.core.models.failing"))
+try:
+    import megatron.core.models.failing
+except RuntimeError as error:
+    print(error)
+""")
+    assert done.stdout == "before [] SourceFileLoader\nafter False\nthe body of failing.py\n"
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_context_that_breaks_leaves_the_import_alone(run, moment):
+    done = run(
+        f"""
+import contextlib
+@contextlib.contextmanager
+def execution(module):
+    if {moment!r} == "before": raise SystemExit(3)
+    yield
+    raise ValueError("left")
+use(patch(replacements={{}}, execution=execution))
+import megatron.core.models.model as m
+print(m.function(1))
+{OUTCOME}
+""",
+        stderr=None,
+    )
+    assert done.stdout == "('function', 1, 1)\none FAILED None\n"
+
+
+def test_a_context_comes_too_late_for_a_module_that_is_loaded(run):
+    done = run(f"""{EXECUTION}
+sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "Finder"]
+use(patch(replacements={{}}, execution=execution))
+import megatron.core.models.model as m
+mcore_autopatch.install()
+{OUTCOME}
+""")
+    assert done.stdout == "one SKIPPED BUG_ABSENT\n"
+
+
+def test_a_patch_that_is_off_unless_asked_for(run):
+    code = f'use(patch(opt_in="it widens something"))\nimport megatron.core.models.model as m\n{OUTCOME}'
+    assert run(code).stdout == "one SKIPPED SWITCHED_OFF\n"
+    assert run(code, MCORE_AUTOPATCH_ONLY="one").stdout == "one SKIPPED SWITCHED_OFF\n"
+    assert run(code, MCORE_AUTOPATCH_ENABLE="one").stdout == "one APPLIED None\n"
+
+
 # What goes wrong.
 
 BREAKAGES = {
@@ -407,6 +506,7 @@ class Frozen(metaclass=Meta):
 module = types.ModuleType("frozen")
 module.__spec__ = importlib.machinery.ModuleSpec("frozen", object())
 module.function, module.Frozen = (lambda x: (x,)), Frozen
+Frozen.method.__globals__["__name__"] = "frozen"
 sys.modules["frozen"] = module
 mcore_autopatch.install()
 print(module.function(1))

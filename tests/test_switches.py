@@ -3,9 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mcore_autopatch.patches.mtp_inference import patch
 from mcore_autopatch.switches import Switches
 
-NAMES = ["", "_VERBOSE", "_DISABLE", "_ONLY", "_FORCE", "_STRICT"]
+NAMES = ["", "_VERBOSE", "_DISABLE", "_ONLY", "_FORCE", "_ENABLE", "_STRICT"]
 
 
 def test_nothing_set_means_everything_on():
@@ -13,10 +14,10 @@ def test_nothing_set_means_everything_on():
 
 
 def test_each_variable_is_read():
-    environ = {"VERBOSE": "2", "DISABLE": "a, B", "ONLY": "c", "FORCE": "d,,", "STRICT": "yes"}
+    environ = {"VERBOSE": "2", "DISABLE": "a, B", "ONLY": "c", "FORCE": "d,,", "ENABLE": "e", "STRICT": "yes"}
     switches = Switches.read({f"MCORE_AUTOPATCH_{name}": value for name, value in environ.items()})
-    assert switches == Switches(verbose=2, disable=("a", "b"), only=("c",), force=("d",), strict=True)
-    assert set(switches.named()) == {"a", "b", "c", "d"}
+    assert switches == Switches(verbose=2, disable=("a", "b"), only=("c",), force=("d",), enable=("e",), strict=True)
+    assert set(switches.named()) == {"a", "b", "c", "d", "e"}
 
 
 def test_verbose_takes_words_and_reports_numbers_it_does_not_know():
@@ -30,4 +31,4 @@ def test_verbose_takes_words_and_reports_numbers_it_does_not_know():
 def test_no_value_is_an_error_and_problems_are_one_short_printable_line_each(environ):
     switches = Switches.read(environ)
     assert all(problem.isascii() and "\n" not in problem and len(problem) < 600 for problem in switches.problems)
-    assert isinstance(switches.leaves_out("mtp-inference"), str)
+    assert isinstance(switches.leaves_out(patch), str)

@@ -3,7 +3,8 @@
 import enum
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -69,7 +70,7 @@ class Affected:
 class Patch:
     """One fix. The file that declares it gives it its id: ``mtp_inference.py`` is ``mtp-inference``.
 
-    Raises PatchDefinitionError when a text is missing, there is no row, or there is nothing to replace.
+    Raises PatchDefinitionError when a text is missing, there is no row, or there is nothing to put in place.
     """
 
     #: Lower-case words joined by hyphens; set by the catalogue from the file name.
@@ -93,19 +94,26 @@ class Patch:
     #: Called with the target module: is the bug in this very code? An exception means that the patch FAILED.
     probe: Callable[[ModuleType], bool]
     #: For each attribute of the target, such as "GPTModel._postprocess", what makes its replacement of the original.
-    replacements: Mapping[str, Callable[[Any], Any]]
+    replacements: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    #: Names that the target uses and lacks, with the values to give them. Nothing is overwritten.
+    additions: Mapping[str, object] = field(default_factory=dict)
+    #: For a bug that strikes while the target loads: makes the context manager inside which its body is executed. The
+    #: probe is then called with the module as it is before that, empty but for its spec.
+    execution: Callable[[ModuleType], AbstractContextManager[object]] | None = None
+    #: Why the patch is off until MCORE_AUTOPATCH_ENABLE names it; empty for a patch that is on.
+    opt_in: str = ""
     #: Where the patch comes from; set by the catalogue.
     origin: str = "mcore-autopatch"
 
     def __post_init__(self) -> None:
         """Refuse a declaration with holes."""
         name = self.id or self.title or "patch"
-        for field in ("title", "symptom", "cause", "effect", "upstream", "target"):
-            if not getattr(self, field):
-                raise PatchDefinitionError(name, f"{field} must not be empty")
+        for text in ("title", "symptom", "cause", "effect", "upstream", "target"):
+            if not getattr(self, text):
+                raise PatchDefinitionError(name, f"{text} must not be empty")
         if self.id and not _ID.fullmatch(self.id):
             raise PatchDefinitionError(name, "an id is made of lower-case words joined by hyphens")
         if not self.affected:
             raise PatchDefinitionError(name, "at least one Affected row is needed")
-        if not self.replacements:
-            raise PatchDefinitionError(name, "there is nothing to replace")
+        if not (self.replacements or self.additions or self.execution):
+            raise PatchDefinitionError(name, "there is nothing to replace, to add or to execute in")

@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -26,6 +27,8 @@ from mcore_autopatch.switches import Switches
 
 #: Attribute of every replacement: the ids of the patches in it, innermost first.
 MARK = "__mcore_autopatch__"
+
+Contexts = list[tuple[Patch, AbstractContextManager[object]]]
 
 _switches = Switches()
 _patches: dict[str, list[Patch]] = {}
@@ -94,7 +97,7 @@ def _warn_about(switches: Switches, found: catalogue.Catalogue) -> None:
 
 
 def _waiting(patch: Patch) -> Outcome:
-    if off := _switches.leaves_out(patch.id):
+    if off := _switches.leaves_out(patch):
         return _skipped(patch, SkipReason.SWITCHED_OFF, off)
     detail = f"{patch.target} is not imported yet"
     return Outcome(patch=patch.id, status=Status.WAITING, detail=detail, origin=patch.origin)
@@ -109,7 +112,11 @@ def _skipped(patch: Patch, reason: SkipReason, detail: str, row: Affected | None
 def _fire(target: str, module: ModuleType) -> None:
     _pending.discard(target)
     for patch in _patches.get(target, ()):
-        apply(patch, module)
+        before = reporting.recorded(patch.id)
+        if not patch.execution:
+            apply(patch, module)
+        elif before is not None and before.status is Status.WAITING:
+            reporting.record(_skipped(patch, SkipReason.BUG_ABSENT, f"{target} had been imported before, and loaded"))
 
 
 def find_spec(
@@ -171,7 +178,7 @@ class _Loader:
             spec.loader = self._real
         if getattr(module, "__loader__", None) is self:
             module.__loader__ = self._real
-        self._real.exec_module(module)
+        _execute(self._name, module, self._real.exec_module)
         # A body may put something else in its place in sys.modules, and that is what importers get.
         module = sys.modules.get(self._name, module)
         was_pending = self._name in _pending
@@ -181,8 +188,30 @@ class _Loader:
             _fire(self._name, module)
 
 
-def apply(patch: Patch, module: ModuleType) -> Outcome:
+def _execute(target: str, module: ModuleType, body: Callable[[ModuleType], None]) -> None:
+    """Execute the body of a target inside the context managers of the patches that ask for it."""
+    contexts: Contexts = []
+    for patch in _patches.get(target, ()):
+        if patch.execution:
+            apply(patch, module, contexts)
+    try:
+        body(module)
+    finally:
+        for patch, context in reversed(contexts):
+            try:
+                # It is not told of an exception of the body, so that it cannot swallow one.
+                context.__exit__(None, None, None)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                _record_failure(patch.id, error, "something may be left behind", origin=patch.origin)
+
+
+def apply(patch: Patch, module: ModuleType, contexts: Contexts | None = None) -> Outcome:
     """Decide about one patch, apply it if it is needed, and record the outcome.
+
+    For a patch that acts while the body of its target is executed, the context manager that has been entered is
+    appended to ``contexts``, for the caller to leave.
 
     Only KeyboardInterrupt gets out, and PatchFailedError if MCORE_AUTOPATCH_STRICT is set: wrapt would turn any other
     exception into a failure of the user's import.
@@ -192,7 +221,7 @@ def apply(patch: Patch, module: ModuleType) -> Outcome:
         before = reporting.recorded(patch.id)
         if before is not None and before.status is Status.APPLIED and _carries(patch, module):
             return before
-        outcome = _decide(patch, module)
+        outcome = _decide(patch, module, contexts)
         seconds = time.perf_counter() - started
         reporting.record(outcome, seconds=seconds if _switches.verbose > 1 else None)
     except KeyboardInterrupt:
@@ -222,18 +251,22 @@ def _record_failure(patch_id: str, error: BaseException, consequence: str, origi
     return outcome
 
 
-def _decide(patch: Patch, module: ModuleType) -> Outcome:
-    if off := _switches.leaves_out(patch.id):
+def _decide(patch: Patch, module: ModuleType, contexts: Contexts | None) -> Outcome:
+    if off := _switches.leaves_out(patch):
         return _skipped(patch, SkipReason.SWITCHED_OFF, off)
     if getattr(getattr(module, "__spec__", None), "loader", None) is None:
         return _skipped(patch, SkipReason.STAND_IN, f"{patch.target} was not loaded from a file")
     row, reason, detail = _match(patch)
     if reason and patch.id not in _switches.force:
         return _skipped(patch, reason, detail)
-    if _carries(patch, module):
-        return _skipped(patch, SkipReason.ALREADY_PATCHED, f"{patch.target} carries this patch already", row)
+    if by_whom := _replaced_by(patch, module):
+        return _skipped(patch, SkipReason.ALREADY_PATCHED, by_whom, row)
     if not patch.probe(module):
         return _skipped(patch, SkipReason.BUG_ABSENT, f"{detail}, but the loaded code does not have the bug", row)
+    if patch.execution and contexts is not None:
+        context = patch.execution(module)
+        context.__enter__()
+        contexts.append((patch, context))
     _replace(patch, module)
     how = "rows not asked (MCORE_AUTOPATCH_FORCE)" if row is None else f"affected: {row}"
     return Outcome(
@@ -242,8 +275,31 @@ def _decide(patch: Patch, module: ModuleType) -> Outcome:
 
 
 def _carries(patch: Patch, module: ModuleType) -> bool:
-    """Tell whether every replacement of the patch is in place, at the surface or inside somebody's functools.wraps."""
-    return all(patch.id in getattr(_function(_look_up(module, path)[2]), MARK, ()) for path in patch.replacements)
+    """Tell whether all of the patch is in place, at the surface or inside somebody's functools.wraps."""
+    return not patch.execution and all(
+        [
+            *(patch.id in _marks(_look_up(module, path)[2]) for path in patch.replacements),
+            *(name in vars(module) for name in patch.additions),
+        ]
+    )
+
+
+def _marks(raw: Any) -> tuple[str, ...]:
+    marks: tuple[str, ...] = getattr(_function(raw), MARK, ())
+    return marks
+
+
+def _replaced_by(patch: Patch, module: ModuleType) -> str:
+    """Say who has replaced what the patch would replace; empty where the code is upstream's."""
+    for path in patch.replacements:
+        raw = _look_up(module, path)[2]
+        if patch.id in _marks(raw):
+            return f"{path} carries this patch already"
+        # What only wraps the original, as decorators do, calls it and leaves the bug in.
+        writer = getattr(inspect.unwrap(_function(raw)), "__globals__", {}).get("__name__", "")
+        if writer.partition(".")[0] not in {"", "megatron", "torch", patch.target.partition(".")[0]}:
+            return f"{path} has been replaced by {writer}"
+    return ""
 
 
 def _loaded() -> str:
@@ -291,7 +347,7 @@ def _function(raw: Any) -> Any:
 
 
 def _replace(patch: Patch, module: ModuleType) -> None:
-    """Build all replacements, then set them all; when setting one fails, the ones before it are taken back."""
+    """Build all replacements, then set everything; when setting one fails, what came before it is taken back."""
     found = {path: _look_up(module, path) for path in patch.replacements}
     built = {path: _build(patch, module, path, raw, patch.replacements[path]) for path, (_, _, raw) in found.items()}
     done: list[tuple[Any, str, Any]] = []
@@ -303,6 +359,8 @@ def _replace(patch: Patch, module: ModuleType) -> None:
         for owner, name, raw in done:
             setattr(owner, name, raw)
         raise
+    for name, value in patch.additions.items():
+        vars(module).setdefault(name, value)
 
 
 def _build(patch: Patch, module: ModuleType, path: str, raw: Any, make: Callable[[Any], Any]) -> Any:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mcore_autopatch._startup import OFF
+from mcore_autopatch.declaration import Patch
 
 _ON = ("1", "true", "on", "yes")
 
@@ -21,6 +22,8 @@ class Switches:
     only: tuple[str, ...] = ()
     #: MCORE_AUTOPATCH_FORCE: ids whose affected rows are not asked. The probe still is.
     force: tuple[str, ...] = ()
+    #: MCORE_AUTOPATCH_ENABLE: ids of patches that are off unless asked for.
+    enable: tuple[str, ...] = ()
     #: MCORE_AUTOPATCH_STRICT: a patch that fails raises.
     strict: bool = False
     #: What could not be understood, in words.
@@ -50,23 +53,26 @@ class Switches:
             disable=ids("MCORE_AUTOPATCH_DISABLE"),
             only=ids("MCORE_AUTOPATCH_ONLY"),
             force=ids("MCORE_AUTOPATCH_FORCE"),
+            enable=ids("MCORE_AUTOPATCH_ENABLE"),
             strict=flag("MCORE_AUTOPATCH_STRICT", default=False),
             problems=tuple(problems),
         )
 
-    def leaves_out(self, patch: str) -> str:
-        """Name the variable that leaves ``patch`` out; empty when none does."""
-        if patch in self.disable:
+    def leaves_out(self, patch: Patch) -> str:
+        """Say why ``patch`` is left out; empty when it is not."""
+        if patch.id in self.disable:
             return "listed in MCORE_AUTOPATCH_DISABLE"
-        if self.only and patch not in self.only:
+        if self.only and patch.id not in self.only:
             return "not listed in MCORE_AUTOPATCH_ONLY"
+        if patch.opt_in and patch.id not in self.enable:
+            return f"off unless MCORE_AUTOPATCH_ENABLE={patch.id} asks for it: {patch.opt_in}"
         return ""
 
     def named(self) -> dict[str, str]:
         """Every id that a variable names, with the name of that variable."""
         return {
             patch: f"MCORE_AUTOPATCH_{variable.upper()}"
-            for variable in ("disable", "only", "force")
+            for variable in ("disable", "only", "force", "enable")
             for patch in getattr(self, variable)
         }
 

@@ -29,8 +29,9 @@ print(
     json.dumps(
         {
             "patched": hasattr(GPTModel._postprocess, "__mcore_autopatch__"),
-            "labels, training": digest(mtp_num_layers=1, labels=True, training=True),
+            # First, because megatron-core sizes its log of MTP losses when it is first used.
             "labels, two MTP layers": digest(mtp_num_layers=2, labels=True, training=True),
+            "labels, training": digest(mtp_num_layers=1, labels=True, training=True),
             "labels, per-token loss": digest(
                 mtp_num_layers=1, labels=True, training=True, calculate_per_token_loss=True
             ),

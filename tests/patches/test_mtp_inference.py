@@ -22,36 +22,35 @@ LOGITS = "logits (2, 8, 64) equal those without MTP"
 
 
 class Fixed:
-    def _postprocess(self, labels, config):
+    def _postprocess(self, labels):
         if self.config.mtp_num_layers:
             self.process_mtp_loss(labels)
 
 
 class FixedByCondition:
-    def _postprocess(self, labels, config):
+    def _postprocess(self, labels):
         if self.config.mtp_num_layers is not None and labels is not None:
-            return labels.clone()
+            self.mtp_labels = labels.clone()
 
 
 class FixedInside:
-    def _postprocess(self, labels, config):
+    def _postprocess(self, labels):
         if self.config.mtp_num_layers is not None:
+            self.chunks = 2
             if labels is not None:
-                return labels.clone()
+                self.mtp_labels = labels.clone()
 
 
 class ByBlock:
-    def _postprocess(self, labels, config):
+    def _postprocess(self, labels):
         if self.mtp_process:
-            mtp_labels = labels.clone()
-            return mtp_labels
+            self.mtp_labels = labels.clone()
 
 
 class ByConfig:
-    def _postprocess(self, labels, config):
+    def _postprocess(self, labels):
         if self.config.mtp_num_layers is not None:
-            mtp_labels = labels.clone()
-            return mtp_labels
+            self.mtp_labels = labels.clone()
 
 
 @pytest.mark.parametrize("model", [Fixed, FixedByCondition, FixedInside])
@@ -133,4 +132,4 @@ def test_a_pipeline_of_two_stages(python, megatron_core, torchrun):
     done = python(*torchrun, HERE / "mtp_inference_pipeline.py", overlays=[megatron_core("0.16.1")], check=0)
 
     layouts = ("default", "MTP on the last stage", "MTP on the stage before", "MTP on no stage")
-    assert json.loads(done.stdout.splitlines()[-1]) == dict.fromkeys(layouts, [True, True])
+    assert json.loads(done.stdout.splitlines()[-1]) == {layout: [True, True] for layout in layouts}

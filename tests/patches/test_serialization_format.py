@@ -14,14 +14,14 @@ ERROR = "RuntimeError: Worker failure: _write_item() missing 1 required position
 EQUAL = "checkpoint read back equal, 7 entries"
 
 
-def write_item_of_torch_2_7(transforms, stream, data, write_item, storage_key): ...
-def write_item_of_torch_2_8(transforms, stream, data, write_item, storage_key, serialization_format): ...
-def write_item_with_a_default(transforms, stream, data, write_item, storage_key, serialization_format="torch"): ...
+def write_item_of_torch_2_7(stream, data): ...
+def write_item_of_torch_2_8(stream, data, serialization_format): ...
+def write_item_with_a_default(stream, data, serialization_format="torch_save"): ...
 
 
 class WriterOf012:
     def write(self):
-        write_item_of_torch_2_8(*[], "stream", "data", "item", "key")
+        write_item_of_torch_2_8("stream", "data")
 
 
 class WriterOf013:
@@ -29,7 +29,7 @@ class WriterOf013:
         extra_kwargs = {}
         if "serialization_format" in inspect.signature(write_item_of_torch_2_8).parameters:
             extra_kwargs["serialization_format"] = "torch_save"
-        write_item_of_torch_2_8(*[], "stream", "data", "item", "key", **extra_kwargs)
+        write_item_of_torch_2_8("stream", "data", **extra_kwargs)
 
 
 @pytest.mark.parametrize(
