@@ -17,11 +17,11 @@ from types import ModuleType
 from typing import Any
 
 import wrapt
-from packaging.version import Version
 
-from mcore_autopatch import _startup, catalogue, installed, reporting
+from mcore_autopatch import _startup, catalogue, reporting
 from mcore_autopatch.declaration import Affected, Patch
 from mcore_autopatch.errors import PatchFailedError
+from mcore_autopatch.matching import Combination, match
 from mcore_autopatch.outcome import Outcome, SkipReason, Status
 from mcore_autopatch.switches import Switches
 
@@ -256,7 +256,8 @@ def _decide(patch: Patch, module: ModuleType, contexts: Contexts | None) -> Outc
         return _skipped(patch, SkipReason.SWITCHED_OFF, off)
     if getattr(getattr(module, "__spec__", None), "loader", None) is None:
         return _skipped(patch, SkipReason.STAND_IN, f"{patch.target} was not loaded from a file")
-    row, reason, detail = _match(patch)
+    here = Combination.loaded()
+    row, reason, detail = match(patch, here)
     if reason and patch.id not in _switches.force:
         return _skipped(patch, reason, detail)
     if by_whom := _replaced_by(patch, module):
@@ -269,9 +270,7 @@ def _decide(patch: Patch, module: ModuleType, contexts: Contexts | None) -> Outc
         contexts.append((patch, context))
     _replace(patch, module)
     how = "rows not asked (MCORE_AUTOPATCH_FORCE)" if row is None else f"affected: {row}"
-    return Outcome(
-        patch=patch.id, status=Status.APPLIED, detail=f"{_loaded()}; {how}", affected=row, origin=patch.origin
-    )
+    return Outcome(patch=patch.id, status=Status.APPLIED, detail=f"{here}; {how}", affected=row, origin=patch.origin)
 
 
 def _carries(patch: Patch, module: ModuleType) -> bool:
@@ -300,39 +299,6 @@ def _replaced_by(patch: Patch, module: ModuleType) -> str:
         if writer.partition(".")[0] not in {"", "megatron", "torch", patch.target.partition(".")[0]}:
             return f"{path} has been replaced by {writer}"
     return ""
-
-
-def _loaded() -> str:
-    return f"megatron-core {installed.megatron_core()}, torch {installed.torch()}, {installed.device().value}"
-
-
-def _match(patch: Patch) -> tuple[Affected | None, SkipReason | None, str]:
-    """Return the first row that matches, or the reason of the row that came closest, and a detail in words."""
-    core, torch = installed.megatron_core(), installed.torch()
-    core_version, torch_version = installed.parsed(core), installed.parsed(torch)
-    if core_version is None:
-        return None, SkipReason.VERSION_UNREADABLE, f"megatron-core states its version as {core!a}"
-    rows = [row for row in patch.affected if Affected.contains(row.megatron_core, core_version)]
-    if not rows:
-        wanted = "; ".join(dict.fromkeys(row.megatron_core for row in patch.affected))
-        return None, SkipReason.MEGATRON_VERSION, f"megatron-core {core} is not affected (affected: {wanted})"
-    if torch_version is None and all(row.torch for row in rows):
-        return None, SkipReason.VERSION_UNREADABLE, f"torch states its version as {torch!a}"
-    wanted = "; ".join(dict.fromkeys(row.torch for row in rows))
-    rows = [row for row in rows if not row.torch or _has(row.torch, torch_version)]
-    if not rows:
-        detail = f"megatron-core {core} is affected with torch {wanted} only; this is torch {torch}"
-        return None, SkipReason.TORCH_VERSION, detail
-    device = installed.device()
-    for row in rows:
-        if row.device in (None, device):
-            return row, None, f"{_loaded()} is in range"
-    wanted = "; ".join(dict.fromkeys(row.device.value for row in rows if row.device))
-    return None, SkipReason.DEVICE, f"only {wanted} is affected; this is {device.value}"
-
-
-def _has(specifier: str, version: Version | None) -> bool:
-    return version is not None and Affected.contains(specifier, version)
 
 
 def _look_up(module: ModuleType, path: str) -> tuple[Any, str, Any]:

@@ -123,7 +123,7 @@ def test_calls_of_every_kind(python, megatron_core, version):
     result = json.loads(done.stdout.splitlines()[-1])
 
     assert not result["failed"], "\n".join(result["failed"].values())
-    assert result["checks"] == 19
+    assert result["checks"] == 20
 
 
 @pytest.mark.real
