@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from mcore_autopatch.declaration import Affected, Device, Patch
     from mcore_autopatch.engine import install
-    from mcore_autopatch.errors import AutopatchError, PatchDefinitionError, PatchFailedError
+    from mcore_autopatch.errors import AutopatchError, PatchDefinitionError, PatchFailedError, UnknownPatchError
     from mcore_autopatch.outcome import Outcome, SkipReason, Status
     from mcore_autopatch.reporting import outcomes, report
 
@@ -24,6 +24,7 @@ __all__ = [
     "PatchFailedError",
     "SkipReason",
     "Status",
+    "UnknownPatchError",
     "__version__",
     "install",
     "outcomes",
@@ -40,6 +41,7 @@ _HOME = {
     "PatchFailedError": "errors",
     "SkipReason": "outcome",
     "Status": "outcome",
+    "UnknownPatchError": "errors",
     "install": "engine",
     "outcomes": "reporting",
     "report": "reporting",

@@ -19,14 +19,12 @@ from typing import Any
 import wrapt
 
 from mcore_autopatch import _startup, catalogue, reporting
+from mcore_autopatch.attributes import MARK, function_of, locate, look_up, marks
 from mcore_autopatch.declaration import Affected, Patch
 from mcore_autopatch.errors import PatchFailedError
 from mcore_autopatch.matching import Combination, match
 from mcore_autopatch.outcome import Outcome, SkipReason, Status
 from mcore_autopatch.switches import Switches
-
-#: Attribute of every replacement: the ids of the patches in it, innermost first.
-MARK = "__mcore_autopatch__"
 
 Contexts = list[tuple[Patch, AbstractContextManager[object]]]
 
@@ -60,6 +58,8 @@ def arm(finder: _startup.Finder) -> None:
     global _switches, _patches
     _switches = Switches.read()
     reporting.configure(_switches)
+    if _switches.report:
+        _report_at_exit(_switches.report)
     found = catalogue.load()
     _warn_about(_switches, found)
     for patch_id, error in found.broken.items():
@@ -84,6 +84,15 @@ def arm(finder: _startup.Finder) -> None:
     # Assigning the slice keeps the list that importlib is walking now, and skips no finder of it.
     if any(other is finder for other in sys.meta_path):
         sys.meta_path[:] = [finder, *(other for other in sys.meta_path if other is not finder)]
+
+
+def _report_at_exit(path: str) -> None:
+    try:
+        from mcore_autopatch import fleet
+
+        fleet.write_at_exit(path)
+    except Exception as error:  # the patches do not depend on it
+        reporting.warn(f"MCORE_AUTOPATCH_REPORT: no report will be written: {type(error).__name__}: {error}")
 
 
 def _warn_about(switches: Switches, found: catalogue.Catalogue) -> None:
@@ -277,44 +286,28 @@ def _carries(patch: Patch, module: ModuleType) -> bool:
     """Tell whether all of the patch is in place, at the surface or inside somebody's functools.wraps."""
     return not patch.execution and all(
         [
-            *(patch.id in _marks(_look_up(module, path)[2]) for path in patch.replacements),
+            *(patch.id in marks(look_up(module, path)) for path in patch.replacements),
             *(name in vars(module) for name in patch.additions),
         ]
     )
 
 
-def _marks(raw: Any) -> tuple[str, ...]:
-    marks: tuple[str, ...] = getattr(_function(raw), MARK, ())
-    return marks
-
-
 def _replaced_by(patch: Patch, module: ModuleType) -> str:
     """Say who has replaced what the patch would replace; empty where the code is upstream's."""
     for path in patch.replacements:
-        raw = _look_up(module, path)[2]
-        if patch.id in _marks(raw):
+        function = look_up(module, path)
+        if patch.id in marks(function):
             return f"{path} carries this patch already"
         # What only wraps the original, as decorators do, calls it and leaves the bug in.
-        writer = getattr(inspect.unwrap(_function(raw)), "__globals__", {}).get("__name__", "")
+        writer = getattr(inspect.unwrap(function), "__globals__", {}).get("__name__", "")
         if writer.partition(".")[0] not in {"", "megatron", "torch", patch.target.partition(".")[0]}:
             return f"{path} has been replaced by {writer}"
     return ""
 
 
-def _look_up(module: ModuleType, path: str) -> tuple[Any, str, Any]:
-    """Return owner, name and raw value of an attribute path; raw keeps a static method a static method."""
-    *owners, name = path.split(".")
-    owner = functools.reduce(getattr, owners, module)
-    return owner, name, inspect.getattr_static(owner, name)
-
-
-def _function(raw: Any) -> Any:
-    return raw.__func__ if isinstance(raw, (staticmethod, classmethod)) else raw
-
-
 def _replace(patch: Patch, module: ModuleType) -> None:
     """Build all replacements, then set everything; when setting one fails, what came before it is taken back."""
-    found = {path: _look_up(module, path) for path in patch.replacements}
+    found = {path: locate(module, path) for path in patch.replacements}
     built = {path: _build(patch, module, path, raw, patch.replacements[path]) for path, (_, _, raw) in found.items()}
     done: list[tuple[Any, str, Any]] = []
     try:
@@ -331,8 +324,8 @@ def _replace(patch: Patch, module: ModuleType) -> None:
 
 def _build(patch: Patch, module: ModuleType, path: str, raw: Any, make: Callable[[Any], Any]) -> Any:
     """Make one replacement: it has the original's name, signature and kind, and pickles by its place in the module."""
-    original = _function(raw)
+    original = function_of(raw)
     replacement = functools.update_wrapper(make(original), original)
     replacement.__module__, replacement.__qualname__ = module.__name__, path
-    setattr(replacement, MARK, (*getattr(original, MARK, ()), patch.id))
+    setattr(replacement, MARK, (*marks(original), patch.id))
     return replacement if original is raw else type(raw)(replacement)

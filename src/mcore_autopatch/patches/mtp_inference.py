@@ -64,19 +64,17 @@ def without_labels(original: Callable[..., Any]) -> Callable[..., Any]:
         except TypeError:
             return original(self, *args, **kwargs)  # raises the same, in its own words
         arguments = call.arguments
-        chunks = 1 + (self.config.mtp_num_layers or 0)
-
-        def first_chunk(hidden_states: Any) -> Any:
-            return hidden_states.chunk(chunks, dim=0)[0]
 
         def mtp(**block_arguments: Any) -> Any:
-            return first_chunk(self.mtp(**block_arguments))
+            # The block returns what it was given, followed by the chunks of its layers.
+            return self.mtp(**block_arguments)[: block_arguments["hidden_states"].shape[0]]
 
         if arguments.get("mtp_in_postprocess"):
             arguments["mtp_in_postprocess"] = self.training
-        elif self.mtp_process or not self.pre_process:
+        elif self.mtp_process or getattr(self.config, "mtp_standalone", False):
             # The MTP layers ran before this call, here or on an earlier pipeline stage, and appended their chunks.
-            arguments["hidden_states"] = first_chunk(arguments["hidden_states"])
+            chunks = arguments["hidden_states"].chunk(1 + (self.config.mtp_num_layers or 0), dim=0)
+            arguments["hidden_states"] = chunks[0]
         config = copy.copy(self.config)
         config.mtp_num_layers = None
         arguments["self"] = _View(self, config=config, mtp_process=False, mtp=mtp)

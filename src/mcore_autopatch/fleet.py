@@ -1,0 +1,123 @@
+"""Reports of many processes: each writes its own at exit, and ``summarize`` reads them all."""
+
+import json
+import os
+import socket
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from multiprocessing import util
+from pathlib import Path
+from typing import Any
+
+from mcore_autopatch import reporting, snapshot
+
+_template = ""
+
+
+class _Anchor:
+    """What register_after_fork needs to hold on to."""
+
+
+_anchor = _Anchor()
+
+
+def write_at_exit(template: str) -> None:
+    """Write this process's report to ``template`` when it ends, and let its forked children do the same.
+
+    ``{host}``, ``{rank}`` and ``{pid}`` in ``template`` are replaced. A process that is killed writes nothing.
+    """
+    global _template
+    if not _template:
+        util.register_after_fork(_anchor, _register)
+        _register()
+    _template = template
+
+
+def _register(_anchor: object = None) -> None:
+    # A child of multiprocessing ends without atexit, but runs these; a forked one has dropped those of its parent.
+    util.Finalize(None, _write, exitpriority=-100)
+
+
+def _write() -> None:
+    """Write the report in one step, so that nobody ever reads half of one. A failure is one warning."""
+    names = {"{host}": socket.gethostname(), "{rank}": os.environ.get("RANK", "none"), "{pid}": str(os.getpid())}
+    path = _template
+    for name, value in names.items():
+        path = path.replace(name, value)
+    scratch = None
+    try:
+        folder = os.path.dirname(path) or "."  # noqa: PTH120
+        os.makedirs(folder, exist_ok=True)  # noqa: PTH103
+        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".mcore-autopatch-", delete=False) as file:
+            scratch = file.name
+            json.dump(snapshot.document(), file, indent=1)
+        os.chmod(scratch, 0o644)  # noqa: PTH101
+        os.replace(scratch, path)  # noqa: PTH105
+    except Exception as error:
+        reporting.warn(f"MCORE_AUTOPATCH_REPORT: cannot write {path}: {type(error).__name__}: {error}")
+        if scratch and os.path.exists(scratch):  # noqa: PTH110
+            os.unlink(scratch)  # noqa: PTH108
+
+
+class Summary:
+    """What the reports of a folder say together.
+
+    A patch that waits in one process and not in another is no difference: a checkpoint worker imports less than a
+    trainer does.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        #: Every report that could be read.
+        self.reports: list[dict[str, Any]] = []
+        #: Path of a file that could not be read -> why.
+        self.unreadable: dict[str, str] = {}
+        for path in sorted(folder.rglob("*.json")):
+            try:
+                report = json.loads(path.read_bytes())
+                if not isinstance(report, dict) or report["schema"] != snapshot.SCHEMA:
+                    raise ValueError(f"not a report of schema {snapshot.SCHEMA}")  # noqa: TRY301
+                report["facts"] = dict(_facts(report))
+                self.reports.append(report)
+            except Exception as error:
+                self.unreadable[str(path)] = f"{type(error).__name__}: {error}"
+        #: Fact, such as "torch" or the id of a patch -> how many processes say what of it.
+        self.counts: dict[str, Counter[str]] = defaultdict(Counter)
+        for report in self.reports:
+            for fact, value in report["facts"].items():
+                self.counts[fact][value] += 1
+
+    @property
+    def ranks(self) -> set[int]:
+        """Ranks that left a report."""
+        return {report["rank"] for report in self.reports if report["rank"] is not None}
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that left none, as far as the others know how many there were."""
+        world = max((report["world_size"] or 0 for report in self.reports), default=0)
+        return sorted(set(range(world)) - self.ranks) if self.ranks else []
+
+    def differing(self) -> Iterator[tuple[dict[str, Any], str, str, str]]:
+        """Yield report, fact, value and the usual value wherever a process differs from most others."""
+        for fact, counter in self.counts.items():
+            if len(counter) > 1:
+                usual = counter.most_common(1)[0][0]
+                for report in self.reports:
+                    value = report["facts"].get(fact, usual)
+                    if value != usual:
+                        yield report, fact, value, usual
+
+    @property
+    def agrees(self) -> bool:
+        """Tell whether every rank has reported, and all say the same."""
+        return bool(self.reports) and not (self.unreadable or self.missing or any(True for _ in self.differing()))
+
+
+def _facts(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for fact in ("mcore_autopatch", "megatron_core", "torch", "device", "python"):
+        if report[fact] is not None:
+            yield fact, str(report[fact])
+    for outcome in report["outcomes"]:
+        if outcome["status"] != "waiting":
+            yield outcome["patch"], outcome["status"] + (f" ({outcome['reason']})" if outcome["reason"] else "")

@@ -1,0 +1,74 @@
+"""Looks at a fresh interpreter of this environment, as a training run would start one: a child process tells."""
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import mcore_autopatch
+from mcore_autopatch import _startup, catalogue, doctor, reporting, snapshot
+
+#: Seconds that importing megatron-core and what the user names may take.
+LIMIT = 300
+
+
+def look(modules: Sequence[str] = ()) -> dict[str, Any]:
+    """Start an interpreter with the options of this one, import ``modules`` and all targets in it, and let it tell.
+
+    Returns the document of snapshot.py with ``problems`` (modules that cannot be imported) and ``findings`` (see
+    doctor.py). Where the hook is not active, what the patches would do is found by calling install() there, and
+    ``hook`` is False.
+
+    Raises RuntimeError with the child's last words if it dies.
+    """
+    options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    command = [sys.executable, *options, "-m", __name__, *modules]
+    # Reports are for the runs that the user asked about, not for this one.
+    environment = {name: value for name, value in os.environ.items() if name != "MCORE_AUTOPATCH_REPORT"}
+    done = subprocess.run(  # noqa: S603
+        command, capture_output=True, text=True, errors="replace", check=False, timeout=LIMIT, env=environment
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise RuntimeError(f"a fresh interpreter ended with exit code {done.returncode}: {last}")
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def _tell(modules: Sequence[str]) -> dict[str, Any]:
+    """Import everything and describe this process."""
+    active = any(type(finder) is _startup.Finder for finder in sys.meta_path)
+    targets = sorted({patch.target for patch in catalogue.load().patches.values()})
+    early = [target for target in targets if target in sys.modules]
+    problems = {}
+    # What is imported here belongs to somebody else's program, and so do its warnings.
+    warnings.simplefilter("ignore")
+    for module in [*modules, *targets]:
+        try:
+            if module in targets and not active:
+                mcore_autopatch.install()
+            importlib.import_module(module)
+        except Exception as error:
+            problems[module] = f"{type(error).__name__}: {error}"
+    findings = doctor.findings(active=active, early=early)
+    told = {**snapshot.document(), "hook": active, "problems": problems}
+    return {**told, "findings": [dataclasses.asdict(finding) for finding in findings]}
+
+
+def _main() -> None:
+    # megatron-core prints; stdout has to hold the answer and nothing else.
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    with contextlib.closing(answer):
+        reporting.silence()
+        print(json.dumps(_tell(sys.argv[1:])), file=answer)
+
+
+if __name__ == "__main__":
+    _main()
