@@ -21,12 +21,12 @@ from mcore_autopatch.switches import Switches
 
 EXAMPLES = """
 examples:
-  mcore-autopatch                       what is patched here, and why (same as status)
+  mcore-autopatch                      what is patched here, and why (status)
   mcore-autopatch explain mtp-inference
-  mcore-autopatch verify                reproduce each bug here, without and with its patch
-  mcore-autopatch doctor                why is nothing patched?
-  mcore-autopatch doctor verl           the same after importing verl
-  mcore-autopatch summarize REPORTS     does every rank say the same?
+  mcore-autopatch verify               reproduce each bug, without and with us
+  mcore-autopatch doctor               why is nothing patched?
+  mcore-autopatch doctor verl          the same after importing verl
+  mcore-autopatch summarize REPORTS    does every rank say the same?
 """
 
 _COLOURS = {"green": "32", "red": "31", "yellow": "33", "bold": "1"}
@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("id")
     verify = command("verify", _verify, "reproduce bugs on this machine's packages, without and with the patches")
     verify.add_argument("id", nargs="*", help="patches to verify (default: all)")
+    verify.add_argument("--all", action="store_true", help="run also what status says is not affected here")
     diagnose = command("doctor", _doctor, "find whatever disables or weakens the patches here")
     diagnose.add_argument("module", nargs="*", help="modules to import first, as your training program does")
     summary = command("summarize", _summarize, "compare the reports that MCORE_AUTOPATCH_REPORT left in a folder")
@@ -118,10 +119,21 @@ def _status(options: argparse.Namespace) -> int:
         origin = "" if outcome["origin"] == "mcore-autopatch" else f" [from {outcome['origin']}]"
         print(f"\n{_paint('bold', outcome['patch'])}: {_paint(colour, outcome['status'])}{reason}{origin}")
         _say(outcome["detail"])
-    for module, problem in told["problems"].items():
-        print()
-        _say(f"{module} cannot be imported: {problem}", indent=0)
+    if not options.static and _no_megatron(told):
+        _say("There is no megatron-core in this environment, and so nothing to patch.", indent=0)
+    else:
+        for module, problem in told["problems"].items():
+            print()
+            _say(f"{module} cannot be imported: {problem}", indent=0)
     return 0
+
+
+def _no_megatron(told: dict[str, Any]) -> bool:
+    """Tell whether the targets cannot be imported because there is no megatron-core at all."""
+    problems = told["problems"].values()
+    return any(problem.startswith("ModuleNotFoundError: No module named 'megatron") for problem in problems) and not (
+        told["megatron_core"] or told["installed"]["megatron_core"]
+    )
 
 
 def _hook(told: dict[str, Any]) -> str:
@@ -194,16 +206,28 @@ def _verify(options: argparse.Namespace) -> int:
     from mcore_autopatch import verify
 
     patches = _known(options.id) if options.id else list(catalogue.load().patches.values())
+    with _progress() as progress:
+        progress("importing megatron-core in a fresh interpreter")
+        everything = {"MCORE_AUTOPATCH": "1", "MCORE_AUTOPATCH_ENABLE": ",".join(patch.id for patch in patches)}
+        told = fresh.look(**everything, MCORE_AUTOPATCH_ONLY="", MCORE_AUTOPATCH_DISABLE="")
+    expected = {outcome["patch"]: outcome for outcome in told["outcomes"]}
     verdicts = []
     for patch in patches:
-        with _progress() as progress:
-            found = list(verify.verify(patch.id, progress))
+        outcome = expected.get(patch.id, {"status": "waiting", "detail": "megatron-core cannot be imported"})
+        if outcome["status"] in ("applied", "failed") or options.all:
+            with _progress() as progress:
+                found = list(verify.verify(patch.id, outcome["status"], progress))
+        else:
+            found = [verify.absent(patch.id, outcome["detail"])]
         verdicts += found
         for verdict in () if options.json else found:
             colour = "red" if verdict.bad else "green" if verdict.verdict == "fixed" else "yellow"
-            print(f"{_paint('bold', patch.id)}, {verdict.case}: {_paint(colour, verdict.verdict)}")
-            if verdict.verdict != "not present here":
+            case = f", {verdict.case}" if verdict.case else ""
+            print(f"{_paint('bold', patch.id)}{case}: {_paint(colour, verdict.verdict)}")
+            if verdict.without:
                 _rows([("without", verdict.without), ("with", verdict.with_patch)])
+            else:
+                _say(verdict.with_patch)
     if options.json:
         print(json.dumps([dataclasses.asdict(verdict) for verdict in verdicts], indent=1))
     if any(verdict.bad for verdict in verdicts):
@@ -214,13 +238,10 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _doctor(options: argparse.Namespace) -> int:
     told = _look(options.module)
-    for module, problem in told["problems"].items():
-        if told["installed"]["megatron_core"] or not problem.startswith(
-            "ModuleNotFoundError: No module named 'megatron"
-        ):
-            why = "patches cannot be applied to what cannot be imported"
-            remedy = f'run python -c "import {module}" and mend that'
-            told["findings"].append({"what": f"{module} cannot be imported: {problem}", "why": why, "remedy": remedy})
+    for module, problem in () if _no_megatron(told) else told["problems"].items():
+        why = "patches cannot be applied to what cannot be imported"
+        remedy = f'run python -c "import {module}" and mend that'
+        told["findings"].append({"what": f"{module} cannot be imported: {problem}", "why": why, "remedy": remedy})
     if options.json:
         print(json.dumps(told, indent=1))
     else:

@@ -18,8 +18,10 @@ from mcore_autopatch import _startup, catalogue, doctor, reporting, snapshot
 LIMIT = 300
 
 
-def look(modules: Sequence[str] = ()) -> dict[str, Any]:
+def look(modules: Sequence[str] = (), **variables: str) -> dict[str, Any]:
     """Start an interpreter with the options of this one, import ``modules`` and all targets in it, and let it tell.
+
+    ``variables`` are added to its environment.
 
     Returns the document of snapshot.py with ``problems`` (modules that cannot be imported) and ``findings`` (see
     doctor.py). Where the hook is not active, what the patches would do is found by calling install() there, and
@@ -30,7 +32,8 @@ def look(modules: Sequence[str] = ()) -> dict[str, Any]:
     options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *options, "-m", __name__, *modules]
     # Reports are for the runs that the user asked about, not for this one.
-    environment = {name: value for name, value in os.environ.items() if name != "MCORE_AUTOPATCH_REPORT"}
+    environment = {**os.environ, **variables}
+    environment.pop("MCORE_AUTOPATCH_REPORT", None)
     done = subprocess.run(  # noqa: S603
         command, capture_output=True, text=True, errors="replace", check=False, timeout=LIMIT, env=environment
     )

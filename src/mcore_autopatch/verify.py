@@ -35,8 +35,16 @@ class Verdict:
         return self.verdict.isupper()
 
 
-def verify(patch: str, progress: Callable[[str], None]) -> Iterator[Verdict]:
-    """Run the reproduction of ``patch`` twice at the same time, on the CPU, and compare case by case."""
+def absent(patch: str, detail: str) -> Verdict:
+    """Return the verdict on a bug that, by the outcome of its patch, this environment does not have."""
+    return Verdict(patch=patch, case="", without="", with_patch=detail, verdict="not present here")
+
+
+def verify(patch: str, expected: str, progress: Callable[[str], None]) -> Iterator[Verdict]:
+    """Run the reproduction of ``patch`` twice at the same time, on the CPU, and compare case by case.
+
+    ``expected`` is the status that the patch has here where the hook is active, or has been called by hand.
+    """
     with tempfile.TemporaryDirectory(prefix="mcore-autopatch-", ignore_cleanup_errors=True) as scratch:
         switches = {"MCORE_AUTOPATCH": "0"}, {"MCORE_AUTOPATCH": "1", "MCORE_AUTOPATCH_ENABLE": patch}
         children = [_start(patch, Path(scratch), number, each) for number, each in enumerate(switches)]
@@ -52,7 +60,7 @@ def verify(patch: str, progress: Callable[[str], None]) -> Iterator[Verdict]:
                 _end(child)
         without, with_patch = (_results(Path(scratch), number) for number in range(2))
     for case in dict.fromkeys([*without, *with_patch]):
-        yield _compare(patch, case, without.get(case), with_patch.get(case))
+        yield _compare(patch, case, expected, without.get(case), with_patch.get(case))
 
 
 def _start(patch: str, scratch: Path, number: int, switches: dict[str, str]) -> "subprocess.Popen[bytes]":
@@ -82,17 +90,17 @@ def _results(scratch: Path, number: int) -> dict[str, Any]:
     results = {result["case"]: result for result in map(json.loads, lines)}
     if not results:
         last = (scratch / f"err{number}").read_text(errors="replace").strip().splitlines() or ["it said nothing"]
-        results["start"] = {"ok": False, "error": last[-1], "outcome": None}
+        results["start"] = {"ok": False, "error": last[-1]}
     return results
 
 
-def _compare(patch: str, case: str, without: Any, with_patch: Any) -> Verdict:
-    silent = {"ok": False, "error": "no result: the process ended or took too long", "outcome": None}
+def _compare(patch: str, case: str, expected: str, without: Any, with_patch: Any) -> Verdict:
+    silent = {"ok": False, "error": "no result: the process ended or took too long"}
     without, with_patch = without or silent, with_patch or silent
     if with_patch["ok"]:
-        untouched = "unchanged" if with_patch["outcome"] == "applied" else "not present here"
+        untouched = "unchanged" if expected == "applied" else "not present here"
         verdict = untouched if without["ok"] else "fixed"
-    elif with_patch["outcome"] in ("applied", "failed"):
+    elif expected in ("applied", "failed"):
         verdict = "HARMED" if without["ok"] else "NOT FIXED"
     else:
         verdict = "cannot run here"

@@ -72,8 +72,9 @@ def test_the_probe_has_the_last_word_on_a_forced_patch(outcome):
 @pytest.mark.real
 def test_a_caller_that_passes_a_format_is_obeyed(python, megatron_core):
     script = """
-import json
+import functools, json
 from torch.distributed.checkpoint import filesystem
+@functools.wraps(filesystem._write_item)
 def _write_item(transforms, stream, data, write_item, storage_key, serialization_format):
     assert (transforms, stream, data, write_item, storage_key) == (1, 2, 3, 4, 5)
     return getattr(serialization_format, "name", serialization_format)

@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import TextIO
 
-import mcore_autopatch
 from mcore_autopatch import reproductions
 
 #: Seconds that one case may take.
@@ -58,8 +57,6 @@ def _run(reproduction: str, case: str, function: Callable[[], str], output: Text
     except Exception as error:
         traceback.print_exc()
         result.update(ok=False, error=f"{type(error).__name__}: {error}")
-    statuses = {outcome.patch: outcome.status.value for outcome in mcore_autopatch.outcomes()}
-    result.update(outcome=statuses.get(reproduction))
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps(result), file=output, flush=True)
     return bool(result["ok"])
