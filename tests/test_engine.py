@@ -561,7 +561,7 @@ print(m.function(1))
         stderr=None,
     )
     assert done.stdout == "('one', 'function', 1, 1)\nbad FAILED None; one APPLIED None\n"
-    assert "bad: failed: ImportError: no such thing; the patch file cannot be loaded" in done.stderr
+    assert "bad from somebody 1.0: failed: ImportError: no such thing; it cannot be loaded from" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["wrapt", "packaging.version", "mcore_autopatch.catalogue", "mcore_autopatch.patches"])

@@ -1,24 +1,52 @@
-"""Finds the patches: every module of mcore_autopatch.patches declares one, under the name ``patch``."""
+"""Finds the patches: those of this package, of other distributions, and of the user's own folders.
+
+- every module of ``mcore_autopatch.patches``;
+- every entry point of the group ``mcore_autopatch.patches``, which names a module;
+- every ``*.py`` file in the folders of MCORE_AUTOPATCH_PATH.
+
+Each defines one ``patch``. Its id is the name of the file or of the entry point, with hyphens.
+"""
 
 import dataclasses
 import difflib
 import importlib
+import importlib.metadata
+import importlib.util
+import os
 import pkgutil
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from mcore_autopatch import patches
 from mcore_autopatch.declaration import Patch
 from mcore_autopatch.errors import PatchDefinitionError
 
+GROUP = "mcore_autopatch.patches"
+OWN = "mcore-autopatch"
+
+#: Id, origin, and what imports the module.
+Candidate = tuple[str, str, Callable[[], object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A patch that could not be loaded."""
+
+    id: str
+    #: Distribution or file that brought it.
+    origin: str
+    error: BaseException
+
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """The patches that could be loaded, and the patch files that could not."""
+    """The patches that could be loaded, and those that could not."""
 
-    #: By id, in alphabetical order.
+    #: By id: those of this package in alphabetical order, then those of others.
     patches: dict[str, Patch]
-    #: Id of a file that could not be loaded -> the exception.
-    broken: dict[str, BaseException]
+    broken: tuple[Broken, ...]
 
     def nearest(self, patch: str) -> str:
         """Return the id that looks most like ``patch``; empty when none does."""
@@ -26,18 +54,64 @@ class Catalogue:
 
 
 def load() -> Catalogue:
-    """Import every patch file. One that is broken is set aside with its exception, so that the others still work."""
+    """Import every patch. One that is broken is set aside with its exception, so that the others still work."""
     found: dict[str, Patch] = {}
-    broken: dict[str, BaseException] = {}
-    for name in sorted(module.name for module in pkgutil.iter_modules(patches.__path__)):
+    broken: list[Broken] = []
+    for name, origin, load_module in (*_own(), *_of_distributions(), *_of_folders()):
         patch_id = name.replace("_", "-")
         try:
-            declared = getattr(importlib.import_module(f"{patches.__name__}.{name}"), "patch", None)
+            declared = getattr(load_module(), "patch", None)
             if not isinstance(declared, Patch):
-                raise PatchDefinitionError(patch_id, f"{name}.py must define patch = Patch(…)")  # noqa: TRY301
-            found[patch_id] = dataclasses.replace(declared, id=patch_id)
+                raise PatchDefinitionError(patch_id, "the module must define patch = Patch(…)")  # noqa: TRY301
+            if patch_id in found:
+                raise PatchDefinitionError(patch_id, f"the id is taken by a patch of {found[patch_id].origin}")  # noqa: TRY301
+            found[patch_id] = dataclasses.replace(declared, id=patch_id, origin=origin)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # a broken file must not cost the user the other patches
-            broken[patch_id] = error
-    return Catalogue(found, broken)
+        except BaseException as error:  # a broken patch must not cost the user the others
+            broken.append(Broken(patch_id, origin, error))
+    return Catalogue(found, tuple(broken))
+
+
+def _own() -> Iterator[Candidate]:
+    for name in sorted(module.name for module in pkgutil.iter_modules(patches.__path__)):
+        yield name, OWN, lambda name=name: importlib.import_module(f"{patches.__name__}.{name}")  # type: ignore[misc]
+
+
+def _of_distributions() -> Iterator[Candidate]:
+    for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: point.name):
+        distribution = point.dist
+        origin = f"{distribution.name} {distribution.version}" if distribution else point.value
+        yield point.name, origin, point.load
+
+
+def _of_folders() -> Iterator[Candidate]:
+    for folder in filter(None, os.environ.get("MCORE_AUTOPATCH_PATH", "").split(os.pathsep)):
+        try:
+            files = sorted(path for path in Path(folder).iterdir() if path.suffix == ".py" and path.name[0] != "_")
+        except (OSError, ValueError) as error:
+            yield "mcore-autopatch-path", folder, lambda error=error: _raise(error)  # type: ignore[misc]
+            continue
+        for path in files:
+            yield path.stem, str(path), lambda path=path: _load_file(path)  # type: ignore[misc]
+
+
+def _load_file(path: Path) -> object:
+    name = f"_mcore_autopatch_path_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    # Once per process: a second look at the catalogue must find the same functions.
+    if getattr(sys.modules.get(name), "__file__", None) != str(path):
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def _raise(error: Exception) -> object:
+    raise error

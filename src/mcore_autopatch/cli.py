@@ -15,7 +15,7 @@ from typing import Any
 import mcore_autopatch
 from mcore_autopatch import _startup, catalogue, doctor, fresh, snapshot
 from mcore_autopatch.declaration import Patch
-from mcore_autopatch.errors import UnknownPatchError
+from mcore_autopatch.errors import PatchDefinitionError, UnknownPatchError
 from mcore_autopatch.matching import Combination, match
 from mcore_autopatch.switches import Switches
 
@@ -304,8 +304,11 @@ def _summarize(options: argparse.Namespace) -> int:
 def _known(ids: Iterable[str]) -> list[Patch]:
     found = catalogue.load()
     for patch_id in ids:
-        if patch_id in found.broken:
-            raise found.broken[patch_id]
+        for broken in found.broken:
+            if broken.id == patch_id:
+                raise PatchDefinitionError(
+                    f"{patch_id} from {broken.origin}", f"{type(broken.error).__name__}: {broken.error}"
+                )
         if patch_id not in found.patches:
             raise UnknownPatchError(patch_id, found.nearest(patch_id), list(found.patches))
     return [found.patches[patch_id] for patch_id in ids]

@@ -62,12 +62,12 @@ def arm(finder: _startup.Finder) -> None:
         _report_at_exit(_switches.report)
     found = catalogue.load()
     _warn_about(_switches, found)
-    for patch_id, error in found.broken.items():
-        _record_failure(patch_id, error, "the patch file cannot be loaded")
+    for broken in found.broken:
+        _record_failure(broken.id, broken.error, f"it cannot be loaded from {broken.origin}", origin=broken.origin)
     by_target: dict[str, list[Patch]] = {}
     for patch in found.patches.values():
         by_target.setdefault(patch.target, []).append(patch)
-        if reporting.recorded(patch.id) is None:
+        if reporting.recorded(patch) is None:
             reporting.record(_waiting(patch))
     _patches = by_target
     finder.names = frozenset(by_target)
@@ -99,7 +99,7 @@ def _warn_about(switches: Switches, found: catalogue.Catalogue) -> None:
     for problem in switches.problems:
         reporting.warn(problem)
     for patch_id, variable in switches.named().items():
-        if patch_id not in found.patches and patch_id not in found.broken:
+        if patch_id not in found.patches and all(broken.id != patch_id for broken in found.broken):
             nearest = found.nearest(patch_id)
             hint = f"did you mean {nearest}?" if nearest else f"known: {', '.join(found.patches)}"
             reporting.warn(f"{variable} names {patch_id[:80]!a}, which is no patch; {hint}")
@@ -121,7 +121,7 @@ def _skipped(patch: Patch, reason: SkipReason, detail: str, row: Affected | None
 def _fire(target: str, module: ModuleType) -> None:
     _pending.discard(target)
     for patch in _patches.get(target, ()):
-        before = reporting.recorded(patch.id)
+        before = reporting.recorded(patch)
         if not patch.execution:
             apply(patch, module)
         elif before is not None and before.status is Status.WAITING:
@@ -227,7 +227,7 @@ def apply(patch: Patch, module: ModuleType, contexts: Contexts | None = None) ->
     """
     started = time.perf_counter()
     try:
-        before = reporting.recorded(patch.id)
+        before = reporting.recorded(patch)
         if before is not None and before.status is Status.APPLIED and _carries(patch, module):
             return before
         outcome = _decide(patch, module, contexts)

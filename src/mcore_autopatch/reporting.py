@@ -5,11 +5,12 @@ import os
 import sys
 
 from mcore_autopatch import _startup, installed
+from mcore_autopatch.declaration import Patch
 from mcore_autopatch.outcome import Outcome, Status
 from mcore_autopatch.switches import Switches
 
 _logger = logging.getLogger("mcore_autopatch")
-_outcomes: dict[str, Outcome] = {}
+_outcomes: dict[tuple[str, str], Outcome] = {}
 
 
 def configure(switches: Switches) -> None:
@@ -36,9 +37,11 @@ def _is_follower() -> bool:
 
 def record(outcome: Outcome, *, seconds: float | None = None) -> None:
     """Keep an outcome and log it, unless it is known or says that a patch waits."""
-    if _outcomes.get(outcome.patch) == outcome:
+    # Two patches of one id are two outcomes: the second is FAILED, and says so under its origin.
+    key = (outcome.patch, outcome.origin)
+    if _outcomes.get(key) == outcome:
         return
-    _outcomes[outcome.patch] = outcome
+    _outcomes[key] = outcome
     if outcome.status is Status.WAITING:
         return
     if outcome.status is Status.FAILED:
@@ -69,14 +72,14 @@ def line(outcome: Outcome) -> str:
     return f"{outcome.patch}{origin}: {outcome.status.value}{reason}: {outcome.detail}"
 
 
-def recorded(patch: str) -> Outcome | None:
+def recorded(patch: Patch) -> Outcome | None:
     """Return the outcome of one patch, if there is one yet."""
-    return _outcomes.get(patch)
+    return _outcomes.get((patch.id, patch.origin))
 
 
 def outcomes() -> tuple[Outcome, ...]:
     """Return the outcome of every patch in this process, by id. Empty until megatron.core is imported."""
-    return tuple(_outcomes[patch] for patch in sorted(_outcomes))
+    return tuple(_outcomes[key] for key in sorted(_outcomes))
 
 
 def report() -> str:

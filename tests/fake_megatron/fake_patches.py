@@ -29,5 +29,6 @@ def patch(patch_id="one", *, target=MODEL, attributes=("function",), probe=lambd
 
 def use(*patches, broken=None):
     """Let these be the whole catalogue."""
-    found = catalogue.Catalogue({one.id: one for one in patches}, broken or {})
+    aside = tuple(catalogue.Broken(patch_id, "somebody 1.0", error) for patch_id, error in (broken or {}).items())
+    found = catalogue.Catalogue({one.id: one for one in patches}, aside)
     catalogue.load = lambda: found
