@@ -1,5 +1,6 @@
-"""Sessions: `python -m nox -s demo`, `tests`, `seed`, `lint`. Each sets up all that it needs."""
+"""Sessions: `python -m nox -s demo`, `tests`, `seed`, `floors`, `lint`, `new_patch`. Each sets up all that it needs."""
 
+import re
 from pathlib import Path
 
 import nox
@@ -54,6 +55,26 @@ def seed(session, torch):
     session.run(
         "python", "-m", "pytest", "tests/patches/test_serialization_format.py", "-k", "0.12.1", *session.posargs
     )
+
+
+@nox.session(venv_backend="none")
+def new_patch(session):
+    """Write the three files of a new patch: `nox -s new_patch -- my-patch-id`."""
+    if len(session.posargs) != 1 or not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", session.posargs[0]):
+        session.error("give one id, lower-case words joined by hyphens: nox -s new_patch -- my-patch-id")
+    (patch_id,) = session.posargs
+    name = patch_id.replace("-", "_")
+    files = {
+        "patch": Path("src/mcore_autopatch/patches", f"{name}.py"),
+        "reproduction": Path("src/mcore_autopatch/reproductions", f"{name}.py"),
+        "test": Path("tests/patches", f"test_{name}.py"),
+    }
+    if present := [str(path) for path in files.values() if path.exists()]:
+        session.error(f"there already: {', '.join(present)}")
+    for template, path in files.items():
+        path.write_text(Path("templates", f"{template}.py.txt").read_text().replace("@ID@", patch_id))
+        session.log(f"wrote {path}")
+    session.log("Replace every TODO in them; CONTRIBUTING.md explains.")
 
 
 @nox.session

@@ -27,6 +27,11 @@ def test_every_patch_has_a_reproduction_and_a_test_file_of_its_name():
 
 
 @EACH
+def test_the_test_file_has_a_table_of_releases(patch):
+    assert "\nEXPECTED = {" in (TESTS / f"test_{patch.id.replace('-', '_')}.py").read_text()
+
+
+@EACH
 def test_texts_are_complete_sentences_with_a_link(patch):
     for field in ("symptom", "cause", "effect"):
         assert getattr(patch, field)[0].isupper() or field == "cause", field

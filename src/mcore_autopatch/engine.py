@@ -241,7 +241,7 @@ def apply(patch: Patch, module: ModuleType, contexts: Contexts | None = None) ->
 
 
 def _record_failure(patch_id: str, error: BaseException, consequence: str, origin: str = "mcore-autopatch") -> Outcome:
-    problem = "".join(traceback.format_exception_only(type(error), error)).strip()
+    problem = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
     outcome = Outcome(
         patch=patch_id,
         status=Status.FAILED,

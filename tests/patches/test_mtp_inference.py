@@ -9,6 +9,12 @@ import pytest
 from mcore_autopatch.patches import mtp_inference
 
 ID = "mtp-inference"
+#: Release -> what becomes of the patch there. A release that is not named must be SKIPPED.
+EXPECTED = {
+    "0.13.1": "SKIPPED MEGATRON_VERSION",
+    **dict.fromkeys(["0.14.0", "0.15.0", "0.15.1", "0.15.2", "0.15.3", "0.16.0", "0.16.1"], "APPLIED"),
+    "0.17.0": "SKIPPED MEGATRON_VERSION",
+}
 HERE = Path(__file__).parent
 CRASH = "AttributeError: 'NoneType' object has no attribute 'clone'"
 #: megatron-core release -> the cases of the reproduction that crash without us.

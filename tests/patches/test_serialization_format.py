@@ -11,6 +11,12 @@ from mcore_autopatch.patches import serialization_format
 ID = "serialization-format"
 MODES = ("sync", "async", "persistent")
 ERROR = "RuntimeError: Worker failure: _write_item() missing 1 required positional argument: 'serialization_format'"
+#: Release -> what becomes of the patch there. A release that is not named must be SKIPPED.
+EXPECTED = {
+    "0.11.0": "SKIPPED MEGATRON_VERSION",
+    **dict.fromkeys(["0.12.0", "0.12.1", "0.12.2", "0.12.3"], "APPLIED"),
+    "0.13.0": "SKIPPED MEGATRON_VERSION",
+}
 EQUAL = "checkpoint read back equal, 7 entries"
 
 
