@@ -1,5 +1,6 @@
 """Sessions: `python -m nox -s demo`, `tests`, `seed`, `floors`, `lint`, `new_patch`. Each sets up all that it needs."""
 
+import os
 import re
 from pathlib import Path
 
@@ -43,7 +44,8 @@ def tests(session):
     """Run the tests over the built wheel, with real torch and real megatron-core releases."""
     session.install(TORCH, *UNDECLARED)
     install_wheel(session, "[test]")
-    session.run("python", "-m", "pytest", *session.posargs)
+    # Most of the time goes into importing torch and megatron-core in fresh interpreters.
+    session.run("python", "-m", "pytest", "-n", str(min(4, os.cpu_count() or 1)), *session.posargs)
 
 
 @nox.session

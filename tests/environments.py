@@ -1,5 +1,6 @@
 """Folders, releases and environment variables that tests in fresh interpreters share."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -17,16 +18,17 @@ def fetch(requirement, *, python=None):
     tag = sys.implementation.cache_tag if python is None else f"python-{python}"
     folder = CACHE / tag / requirement.replace("==", "-")
     if not folder.is_dir():
-        downloads = folder.with_name(f"{folder.name}.download")
+        # Of this process alone until complete, so that a stopped download leaves nothing that looks finished.
+        downloads = folder.with_name(f"{folder.name}.download.{os.getpid()}")
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", downloads]
         command += ["--python-version", python] if python else []
         subprocess.run([*command, requirement], check=True)
         (wheel,) = downloads.glob("*.whl")
-        partial = folder.with_name(f"{folder.name}.{os.getpid()}")
+        partial = downloads / "unpacked"
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(partial)
-        # Renamed when complete, so that a stopped download leaves nothing that looks finished.
-        partial.rename(folder)
+        with contextlib.suppress(OSError):  # another process was faster
+            partial.rename(folder)
         shutil.rmtree(downloads)
     return folder
 
