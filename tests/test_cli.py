@@ -103,14 +103,14 @@ def test_a_reader_that_goes_away_is_no_error(python, installed):
 
 def test_status_without_megatron(python, installed):
     told = python("-m", "mcore_autopatch", executable=installed, check=0).stdout
-    assert told.startswith("hook:          active\nmegatron-core: not loaded\n")
+    assert told.startswith("hook:           active\nmegatron-core:  not loaded\n")
     assert "There is no megatron-core in this environment, and so nothing to patch." in told
     assert "cannot be imported" not in told
 
 
 def test_status_switched_off(cli):
     assert cli("status", MCORE_AUTOPATCH=0).stdout.startswith(
-        "hook:          not active: switched off by MCORE_AUTOPATCH=0"
+        "hook:           not active: switched off by MCORE_AUTOPATCH=0"
     )
 
 
@@ -138,7 +138,7 @@ def test_static_status_as_json_is_marked(cli, megatron_core):
 @pytest.mark.real
 def test_status_shows_rows_and_reasons(cli, megatron_core):
     told = cli("status", overlays=[megatron_core("0.16.1")]).stdout
-    assert "hook:          active\nmegatron-core: 0.16.1\ntorch:         2." in told
+    assert "hook:           active\nmegatron-core:  0.16.1\ntorch:          2." in told
     assert "mtp-inference: applied\n" in told
     assert "Megatron-LM#3297" in told
     assert "serialization-format: skipped (megatron-core version)" in told

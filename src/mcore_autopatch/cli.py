@@ -112,7 +112,8 @@ def _status(options: argparse.Namespace) -> int:
     if options.static:
         _say("A forecast from package metadata: the loaded code has the last word.", indent=0)
     elif not told["hook"]:
-        _say("The hook is not active here. If it were, or after mcore_autopatch.install():", indent=0)
+        hint = "without the switch" if _startup.switched_off() else "after mcore_autopatch.install()"
+        _say(f"No patch is applied. This is what would happen {hint}:", indent=0)
     for outcome in told["outcomes"]:
         colour = {"applied": "green", "failed": "red"}.get(outcome["status"], "yellow")
         reason = f" ({outcome['reason']})" if outcome["reason"] else ""
@@ -146,7 +147,12 @@ def _hook(told: dict[str, Any]) -> str:
 def _look(modules: Sequence[str] = ()) -> dict[str, Any]:
     with _progress() as progress:
         progress("importing megatron-core in a fresh interpreter")
-        return {**fresh.look(modules), "installed": _installed()}
+        told = {**fresh.look(modules, MCORE_AUTOPATCH="1"), "installed": _installed()}
+    if _startup.switched_off():
+        # What would happen without the switch is what the user wants to know.
+        told["hook"] = False
+        told["findings"].insert(0, dataclasses.asdict(doctor.inactive()))
+    return told
 
 
 def _installed() -> dict[str, str | None]:
@@ -173,7 +179,7 @@ def _forecast() -> dict[str, Any]:
             detail = f"affected: {row}"
         outcomes.append({"patch": patch.id, "status": status, "reason": why, "detail": detail, "origin": patch.origin})
     active = any(type(finder) is _startup.Finder for finder in sys.meta_path)
-    findings = [] if active else [dataclasses.asdict(doctor.findings(active=False)[0])]
+    findings = [] if active else [dataclasses.asdict(doctor.inactive())]
     told = {"schema": snapshot.SCHEMA, "forecast": True, "mcore_autopatch": mcore_autopatch.__version__, "hook": active}
     told |= {**stated, "installed": stated, "device": None, "problems": {}, "findings": findings}
     return {**told, "outcomes": [] if stated["megatron_core"] is None else outcomes}
@@ -353,6 +359,6 @@ def _say(text: str, *, indent: int = 2) -> None:
 def _rows(rows: Iterable[tuple[str, str]], *, indent: int = 2) -> None:
     """Print names and values in two columns."""
     for name, value in rows:
-        label = f"{' ' * indent}{f'{name}:':<15}"
+        label = f"{' ' * indent}{f'{name}:':<16}"
         options: dict[str, Any] = {"width": _width(), "break_long_words": False, "break_on_hyphens": False}
         print(textwrap.fill(value, initial_indent=label, subsequent_indent=" " * len(label), **options))

@@ -41,7 +41,7 @@ def findings(*, active: bool, early: Sequence[str] = ()) -> list[Finding]:
     """Return all findings. ``active``: the hook was registered at the start; ``early``: targets imported before it."""
     found = [*_start_up_files(), *_distributions(), *_dependencies(), *_copies(), *_replaced(), *_stale()]
     if not active:
-        found.insert(0, _inactive())
+        found.insert(0, inactive())
     elif type(sys.meta_path[0]) is not _startup.Finder:
         ahead = type(sys.meta_path[0])
         found.append(
@@ -81,7 +81,7 @@ def _home() -> Path:
     return Path(mcore_autopatch.__file__).resolve().parents[1]
 
 
-def _inactive() -> Finding:
+def inactive() -> Finding:
     """Say why the finder was not registered when Python started."""
     why = "no patch is applied in any process that is started like this one"
     user = Path(site.getusersitepackages(), LINE)

@@ -34,7 +34,7 @@ def with_torch_save_format(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 patch = Patch(
-    title="asynchronous checkpoint writes fail with torch 2.8 and later",
+    title="checkpoints cannot be saved with torch 2.8 and later",
     symptom=(
         "Saving a checkpoint ends with RuntimeError: Worker failure: _write_item() missing 1 required positional "
         "argument: 'serialization_format'. Asynchronous and synchronous saves share the writer and fail alike."
