@@ -47,6 +47,8 @@ def match(patch: Patch, here: Combination) -> tuple[Affected | None, SkipReason 
     if not rows:
         detail = f"megatron-core {here.megatron_core} is affected with torch {wanted} only; this is torch {here.torch}"
         return None, SkipReason.TORCH_VERSION, detail
+    if here.device is None:  # a row for any device is sure to hold, one for a certain device may
+        rows.sort(key=lambda row: row.device is not None)
     for row in rows:
         if row.device is None or here.device in (None, row.device):
             return row, None, f"{here} is in range"
