@@ -292,7 +292,10 @@ def _marks(raw: Any) -> tuple[str, ...]:
 def _replaced_by(patch: Patch, module: ModuleType) -> str:
     """Say who has replaced what the patch would replace; empty where the code is upstream's."""
     for path in patch.replacements:
-        raw = _look_up(module, path)[2]
+        try:
+            raw = _look_up(module, path)[2]
+        except AttributeError:  # the probe says whether the bug went with it
+            continue
         if patch.id in _marks(raw):
             return f"{path} carries this patch already"
         # What only wraps the original, as decorators do, calls it and leaves the bug in.
