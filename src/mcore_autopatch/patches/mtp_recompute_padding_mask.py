@@ -51,12 +51,6 @@ def with_padding_mask(original: Callable[..., Any]) -> Callable[..., Any]:
     def _checkpointed_forward(self: Any, *args: Any, padding_mask: Any = None, **kwargs: Any) -> Any:
         return original(self if padding_mask is None else _Masked(self, padding_mask), *args, **kwargs)
 
-    # Whoever looks for the parameter to find out whether the method needs a fix, as Megatron-Bridge does, finds it.
-    signature = inspect.signature(original)
-    mask = inspect.Parameter("padding_mask", inspect.Parameter.KEYWORD_ONLY, default=None)
-    _checkpointed_forward.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*signature.parameters.values(), mask]
-    )
     return _checkpointed_forward
 
 
