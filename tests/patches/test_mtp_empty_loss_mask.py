@@ -8,20 +8,17 @@ import pytest
 from mcore_autopatch.patches import mtp_empty_loss_mask
 
 ID = "mtp-empty-loss-mask"
+NAN = "ValueError: missing or not finite: 47 of 48 values, the first is embedding.word_embeddings.weight"
 #: Case -> what it fails with where there is no fix.
-ERRORS = {
-    **dict.fromkeys(
-        ("empty", "first"),
-        "ValueError: missing or not finite: 47 of 48 values, the first is embedding.word_embeddings.weight",
-    ),
-    "per-token": "ValueError: the MTP loss in the log is nan",
-}
+ERRORS = {"empty": NAN, "first": NAN, "per-token": "ValueError: the MTP loss in the log is nan"}
 ZEROS = "the MTP loss has zero gradients, those of the main loss are the same: 29 values "
 #: megatron-core release -> status of the patch, and the reason if it is skipped.
 EXPECTED = {
     "0.13.1": "SKIPPED MEGATRON_VERSION",
     "0.14.0": "APPLIED",
     "0.15.0": "APPLIED",
+    "0.15.1": "APPLIED",
+    "0.15.2": "APPLIED",
     "0.15.3": "APPLIED",
     "0.16.0": "APPLIED",
     "0.16.1": "APPLIED",
