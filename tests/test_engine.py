@@ -379,6 +379,15 @@ print(m.function(1), mcore_autopatch.outcomes()[0].detail)
     assert done.stdout == expected
 
 
+def test_the_probe_is_asked_also_where_the_code_to_replace_is_gone(run):
+    done = run(f"""
+use(patch(attributes=("Model.gone", "gone.too"), probe=lambda module: False))
+import megatron.core.models.model
+{OUTCOME}
+""")
+    assert done.stdout == "one SKIPPED BUG_ABSENT\n"
+
+
 def test_additions_are_made_where_they_are_missing_and_overwrite_nothing(run):
     done = run(f"""
 use(patch(replacements={{}}, additions={{"missing": None, "body": "ours"}}))

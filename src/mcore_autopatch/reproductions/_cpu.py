@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import datetime as dt
 import functools
+import hashlib
 import os
 import shutil
 import tempfile
@@ -109,3 +110,46 @@ def batch(*, sequences: int = 2, length: int = 8) -> dict[str, Any]:
     positions = torch.arange(length).expand(sequences, length)
     mask = torch.ones(1, 1, length, length).tril() < 0.5  # noqa: PLR2004
     return {"input_ids": tokens, "position_ids": positions, "attention_mask": mask}
+
+
+def train(model: Any, **inputs: Any) -> dict[str, Any]:
+    """Compute the losses of ``batch()``, ``[b, s]``, and their gradients: "loss" and each parameter's name -> value.
+
+    ``inputs`` overrides and adds to what the model is called with. Raises ValueError if anything is missing or is not
+    finite.
+    """
+    given = {**batch(), **inputs}
+    given.setdefault("labels", given["input_ids"].roll(-1, dims=1))
+    loss = model.train()(**given)
+    loss.mean().backward()
+    values = {"loss": loss.detach(), **{name: parameter.grad for name, parameter in model.named_parameters()}}
+    wrong = [name for name, value in values.items() if value is None or not value.isfinite().all()]
+    if wrong:
+        raise ValueError(f"missing or not finite: {len(wrong)} of {len(values)} values, the first is {wrong[0]}")
+    return values
+
+
+def recompute(method: str = "uniform") -> dict[str, Any]:
+    """Return what a TransformerConfig needs so that all layers are computed again in the backward pass."""
+    import torch
+
+    if not torch.cuda.is_available():
+        # Recompute saves and restores the state of the CUDA random number generator.
+        for module in (torch.cuda, torch.cuda.random):
+            vars(module)["get_rng_state"] = lambda *_, **__: torch.get_rng_state()
+    return {"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": 1}
+
+
+def compare(values: dict[str, Any], expected: dict[str, Any]) -> str:
+    """Return a digest of ``values``, name -> tensor. Raises ValueError unless they equal ``expected`` bit for bit."""
+    import torch
+
+    if wrong := [name for name, value in expected.items() if not torch.equal(values[name], value)]:
+        raise ValueError(f"{len(wrong)} of {len(expected)} values differ, the first is {wrong[0]}")
+    return digest(values)
+
+
+def digest(values: dict[str, Any]) -> str:
+    """Return a text that differs when one bit of ``values``, name -> tensor, differs."""
+    data = b"".join(values[name].numpy().tobytes() for name in sorted(values))
+    return f"{len(values)} values {hashlib.sha256(data).hexdigest()[:12]}"
