@@ -379,6 +379,20 @@ print(m.function(1), mcore_autopatch.outcomes()[0].detail)
     assert done.stdout == expected
 
 
+@pytest.mark.parametrize("path", ["Model.method or gone", "gone or Model.gone or Model.method or function"])
+def test_the_first_of_several_names_that_is_there_is_replaced(run, path):
+    done = run(f"""
+use(patch(attributes=({path!r},)))
+import megatron.core.models.model as m
+print(m.Model().method(1), m.function(2), m.Model.method.__qualname__)
+mcore_autopatch.install()
+print(m.Model().method(1))
+{OUTCOME}
+""")
+    result = "('one', 'method', 1)"
+    assert done.stdout == f"{result} ('function', 2, 1) Model.method\n{result}\none APPLIED None\n"
+
+
 def test_additions_are_made_where_they_are_missing_and_overwrite_nothing(run):
     done = run(f"""
 use(patch(replacements={{}}, additions={{"missing": None, "body": "ours"}}))
@@ -469,6 +483,7 @@ BREAKAGES = {
     "builder": "patch(replacements={'function': tagging('ok'), 'Model.method': lambda original: 1 / 0})",
     "builds nothing": "patch(replacements={'function': tagging('ok'), 'Model.method': lambda original: None})",
     "missing attribute": "patch(attributes=('function', 'Model.gone'))",
+    "missing under any name": "patch(attributes=('function', 'gone or Model.gone'))",
     "SystemExit": "patch(probe=lambda module: sys.exit(3))",
     "BaseException": "patch(probe=lambda module: (_ for _ in ()).throw(BaseException('base')))",
     "recursion": "patch(probe=(lambda f: lambda module: f(f, module))(lambda f, module: f(f, module)))",

@@ -94,6 +94,7 @@ class Patch:
     #: Called with the target module: is the bug in this very code? An exception means that the patch FAILED.
     probe: Callable[[ModuleType], bool]
     #: For each attribute of the target, such as "GPTModel._postprocess", what makes its replacement of the original.
+    #: Where releases differ in the name, "Strategy.load or load" is the first of the two that is there.
     replacements: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     #: Names that the target uses and lacks, with the values to give them. Nothing is overwritten.
     additions: Mapping[str, object] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from typing import Any
 import wrapt
 
 from mcore_autopatch import _startup, catalogue, reporting
-from mcore_autopatch.attributes import MARK, function_of, locate, look_up, marks
+from mcore_autopatch.attributes import MARK, function_of, locate, look_up, marks, present
 from mcore_autopatch.declaration import Affected, Patch
 from mcore_autopatch.errors import PatchFailedError
 from mcore_autopatch.matching import Combination, match
@@ -326,6 +326,6 @@ def _build(patch: Patch, module: ModuleType, path: str, raw: Any, make: Callable
     """Make one replacement: it has the original's name, signature and kind, and pickles by its place in the module."""
     original = function_of(raw)
     replacement = functools.update_wrapper(make(original), original)
-    replacement.__module__, replacement.__qualname__ = module.__name__, path
+    replacement.__module__, replacement.__qualname__ = module.__name__, present(module, path)
     setattr(replacement, MARK, (*marks(original), patch.id))
     return replacement if original is raw else type(raw)(replacement)
