@@ -476,6 +476,48 @@ def test_a_patch_that_is_off_unless_asked_for(run):
     assert run(code, MCORE_AUTOPATCH_ENABLE="one").stdout == "one APPLIED None\n"
 
 
+ANNOUNCED = f"""
+def breaking(original):
+    def replacement(x):
+        raise ValueError(f"wrong: {{x}}")
+    return replacement
+use(
+    patch("bug", replacements={{"function": breaking}}),
+    patch(opt_in="it widens something", recognised_by=r"wrong: \\d", **FIELDS),
+)
+import megatron.core.models.model as m
+mcore_autopatch.install()
+for x in (1, "other"):
+    try:
+        m.function(x)
+    except ValueError as error:
+        print(error)
+{OUTCOME}
+"""
+HINT = (
+    "one would have prevented this (t). It is off unless MCORE_AUTOPATCH_ENABLE=one asks for it: it widens something\n"
+)
+
+
+def test_a_patch_that_nobody_has_asked_for_is_named_once_when_the_bug_strikes(run):
+    done = run(f"FIELDS = {{}}{ANNOUNCED}", stderr=HINT)
+    assert done.stdout == "wrong: 1\nwrong: other\nbug APPLIED None; one SKIPPED SWITCHED_OFF\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "variables"),
+    [
+        ("{}", {"MCORE_AUTOPATCH_ENABLE": "one"}),
+        ("{}", {"MCORE_AUTOPATCH_DISABLE": "one"}),
+        ("{'probe': lambda module: False}", {}),
+        ("{'affected': (Affected(megatron_core='<0.16', source='another'),)}", {}),
+    ],
+    ids=["on", "not wanted", "no bug", "not affected"],
+)
+def test_a_patch_is_not_named_where_it_would_not_help(run, fields, variables):
+    assert run(f"FIELDS = {fields}{ANNOUNCED}", **variables).stdout.startswith("wrong: 1\nwrong: other\nbug APPLIED")
+
+
 # What goes wrong.
 
 BREAKAGES = {
