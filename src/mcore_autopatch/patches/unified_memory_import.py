@@ -144,10 +144,10 @@ def _wait(lock: Path, seconds: float) -> None:
 patch = Patch(
     title="import megatron.core fails or hangs while it compiles a CUDA extension that few need",
     symptom=(
-        "import megatron.core ends in torch's _get_cuda_arch_flags with IndexError: list index out of range where a "
-        "CUDA build of torch and a CUDA toolkit see no GPU (login nodes, CI, image builds), or it never returns: it "
-        "waits in FileBaton.wait for the file managed_alloc_runtime/lock, left in the torch extensions folder by a "
-        "build that was killed. The latter happens on every device."
+        "Where a CUDA build of torch and a CUDA toolkit see no GPU (login nodes, CI, image builds), import "
+        "megatron.core ends in torch's _get_cuda_arch_flags with IndexError: list index out of range. On any device "
+        "it never returns after a build has been killed: it waits in torch's FileBaton.wait for the file "
+        "managed_alloc_runtime/lock that the build has left in the folder of the torch extensions."
     ),
     cause=(
         "megatron.core.inference.unified_memory compiles managed_alloc_runtime with load_inline in its body. It is "
