@@ -99,6 +99,11 @@ def test_a_declaration_with_a_hole_is_refused_by_name(field):
         declared(**{field: type(getattr(declared(), field))()})
 
 
+def test_a_pattern_that_cannot_be_read_is_refused():
+    with pytest.raises(PatchDefinitionError, match="recognised_by"):
+        declared(recognised_by="(")
+
+
 @pytest.mark.parametrize("patch_id", ["Upper", "under_score", "-x", "a--b", "ä"])
 def test_an_id_is_lower_case_words_with_hyphens(patch_id):
     with pytest.raises(PatchDefinitionError, match="hyphens"):

@@ -388,6 +388,20 @@ import megatron.core.models.model
     assert done.stdout == "one SKIPPED BUG_ABSENT\n"
 
 
+@pytest.mark.parametrize("path", ["Model.method or gone", "gone or Model.gone or Model.method or function"])
+def test_the_first_of_several_names_that_is_there_is_replaced(run, path):
+    done = run(f"""
+use(patch(attributes=({path!r},)))
+import megatron.core.models.model as m
+print(m.Model().method(1), m.function(2), m.Model.method.__qualname__)
+mcore_autopatch.install()
+print(m.Model().method(1))
+{OUTCOME}
+""")
+    result = "('one', 'method', 1)"
+    assert done.stdout == f"{result} ('function', 2, 1) Model.method\n{result}\none APPLIED None\n"
+
+
 def test_additions_are_made_where_they_are_missing_and_overwrite_nothing(run):
     done = run(f"""
 use(patch(replacements={{}}, additions={{"missing": None, "body": "ours"}}))
@@ -471,6 +485,48 @@ def test_a_patch_that_is_off_unless_asked_for(run):
     assert run(code, MCORE_AUTOPATCH_ENABLE="one").stdout == "one APPLIED None\n"
 
 
+ANNOUNCED = f"""
+def breaking(original):
+    def replacement(x):
+        raise ValueError(f"wrong: {{x}}")
+    return replacement
+use(
+    patch("bug", replacements={{"function": breaking}}),
+    patch(opt_in="it widens something", recognised_by=r"wrong: \\d", **FIELDS),
+)
+import megatron.core.models.model as m
+mcore_autopatch.install()
+for x in (1, "other"):
+    try:
+        m.function(x)
+    except ValueError as error:
+        print(error)
+{OUTCOME}
+"""
+HINT = (
+    "one would have prevented this (t). It is off unless MCORE_AUTOPATCH_ENABLE=one asks for it: it widens something\n"
+)
+
+
+def test_a_patch_that_nobody_has_asked_for_is_named_once_when_the_bug_strikes(run):
+    done = run(f"FIELDS = {{}}{ANNOUNCED}", stderr=HINT)
+    assert done.stdout == "wrong: 1\nwrong: other\nbug APPLIED None; one SKIPPED SWITCHED_OFF\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "variables"),
+    [
+        ("{}", {"MCORE_AUTOPATCH_ENABLE": "one"}),
+        ("{}", {"MCORE_AUTOPATCH_DISABLE": "one"}),
+        ("{'probe': lambda module: False}", {}),
+        ("{'affected': (Affected(megatron_core='<0.16', source='another'),)}", {}),
+    ],
+    ids=["on", "not wanted", "no bug", "not affected"],
+)
+def test_a_patch_is_not_named_where_it_would_not_help(run, fields, variables):
+    assert run(f"FIELDS = {fields}{ANNOUNCED}", **variables).stdout.startswith("wrong: 1\nwrong: other\nbug APPLIED")
+
+
 # What goes wrong.
 
 BREAKAGES = {
@@ -478,6 +534,7 @@ BREAKAGES = {
     "builder": "patch(replacements={'function': tagging('ok'), 'Model.method': lambda original: 1 / 0})",
     "builds nothing": "patch(replacements={'function': tagging('ok'), 'Model.method': lambda original: None})",
     "missing attribute": "patch(attributes=('function', 'Model.gone'))",
+    "missing under any name": "patch(attributes=('function', 'gone or Model.gone'))",
     "SystemExit": "patch(probe=lambda module: sys.exit(3))",
     "BaseException": "patch(probe=lambda module: (_ for _ in ()).throw(BaseException('base')))",
     "recursion": "patch(probe=(lambda f: lambda module: f(f, module))(lambda f, module: f(f, module)))",

@@ -1,5 +1,6 @@
 """Finds what a patch replaces in its target, by attribute path, and reads the marks of replacements."""
 
+import contextlib
 import functools
 import inspect
 from types import ModuleType
@@ -9,12 +10,22 @@ from typing import Any
 MARK = "__mcore_autopatch__"
 
 
+def present(module: ModuleType, path: str) -> str:
+    """Return the first of the paths in "Strategy.load or load" that is there, and the last one where none is."""
+    *paths, last = path.split(" or ")
+    for one in paths:
+        with contextlib.suppress(AttributeError):
+            functools.reduce(getattr, one.split("."), module)
+            return one
+    return last
+
+
 def locate(module: ModuleType, path: str) -> tuple[Any, str, Any]:
     """Return owner, name and raw value of a path such as "GPTModel.forward"; raw keeps a static method one.
 
     Raises AttributeError where there is nothing.
     """
-    *owners, name = path.split(".")
+    *owners, name = present(module, path).split(".")
     owner = functools.reduce(getattr, owners, module)
     return owner, name, inspect.getattr_static(owner, name)
 

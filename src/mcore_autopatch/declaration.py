@@ -94,6 +94,7 @@ class Patch:
     #: Called with the target module: is the bug in this very code? An exception means that the patch FAILED.
     probe: Callable[[ModuleType], bool]
     #: For each attribute of the target, such as "GPTModel._postprocess", what makes its replacement of the original.
+    #: Where releases differ in the name, "Strategy.load or load" is the first of the two that is there.
     replacements: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     #: Names that the target uses and lacks, with the values to give them. Nothing is overwritten.
     additions: Mapping[str, object] = field(default_factory=dict)
@@ -102,6 +103,9 @@ class Patch:
     execution: Callable[[ModuleType], AbstractContextManager[object]] | None = None
     #: Why the patch is off until MCORE_AUTOPATCH_ENABLE names it; empty for a patch that is on.
     opt_in: str = ""
+    #: What the text of the bug's exception matches, a regular expression. While the patch is off for its ``opt_in`` and
+    #: a function that it would replace raises such an exception, the log names the patch.
+    recognised_by: str = ""
     #: Where the patch comes from; set by the catalogue.
     origin: str = "mcore-autopatch"
 
@@ -115,5 +119,9 @@ class Patch:
             raise PatchDefinitionError(name, "an id is made of lower-case words joined by hyphens")
         if not self.affected:
             raise PatchDefinitionError(name, "at least one Affected row is needed")
+        try:
+            re.compile(self.recognised_by)
+        except re.error as error:
+            raise PatchDefinitionError(name, f"recognised_by is no regular expression: {error}") from error
         if not (self.replacements or self.additions or self.execution):
             raise PatchDefinitionError(name, "there is nothing to replace, to add or to execute in")

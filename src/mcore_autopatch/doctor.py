@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 import mcore_autopatch
 from mcore_autopatch import _startup, catalogue, installed, reporting
-from mcore_autopatch.attributes import look_up, marks
+from mcore_autopatch.attributes import look_up, marks, present
 from mcore_autopatch.outcome import Status
 
 DISTRIBUTION = "mcore-autopatch"
@@ -208,7 +208,7 @@ def _in_place() -> Iterator[tuple[str, str, ModuleType]]:
         module = sys.modules.get(patch.target) if patch else None
         if patch and module and outcome.status is Status.APPLIED:
             for path in patch.replacements:
-                yield patch.id, path, module
+                yield patch.id, present(module, path), module
 
 
 def _replaced() -> Iterator[Finding]:

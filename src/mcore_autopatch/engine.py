@@ -4,9 +4,12 @@ The only module that knows wrapt. wrapt says where and when; the call of a repla
 because megatron-core pickles some of what is replaced here.
 """
 
+import contextlib
+import dataclasses
 import functools
 import importlib.util
 import inspect
+import re
 import sys
 import time
 import traceback
@@ -19,7 +22,7 @@ from typing import Any
 import wrapt
 
 from mcore_autopatch import _startup, catalogue, reporting
-from mcore_autopatch.attributes import MARK, function_of, locate, look_up, marks
+from mcore_autopatch.attributes import MARK, function_of, locate, look_up, marks, present
 from mcore_autopatch.declaration import Affected, Patch
 from mcore_autopatch.errors import PatchFailedError
 from mcore_autopatch.matching import Combination, match
@@ -262,6 +265,8 @@ def _record_failure(patch_id: str, error: BaseException, consequence: str, origi
 
 def _decide(patch: Patch, module: ModuleType, contexts: Contexts | None) -> Outcome:
     if off := _switches.leaves_out(patch):
+        if patch.recognised_by and not dataclasses.replace(_switches, enable=(patch.id,)).leaves_out(patch):
+            _decide(_announcement(patch, off), module, None)
         return _skipped(patch, SkipReason.SWITCHED_OFF, off)
     if getattr(getattr(module, "__spec__", None), "loader", None) is None:
         return _skipped(patch, SkipReason.STAND_IN, f"{patch.target} was not loaded from a file")
@@ -280,6 +285,27 @@ def _decide(patch: Patch, module: ModuleType, contexts: Contexts | None) -> Outc
     _replace(patch, module)
     how = "rows not asked (MCORE_AUTOPATCH_FORCE)" if row is None else f"affected: {row}"
     return Outcome(patch=patch.id, status=Status.APPLIED, detail=f"{here}; {how}", affected=row, origin=patch.origin)
+
+
+def _announcement(patch: Patch, off: str) -> Patch:
+    """Return what stands in for a patch that nobody has asked for: when the bug strikes, the log names the patch."""
+
+    def announcing(original: Callable[..., Any]) -> Callable[..., Any]:
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            except Exception as error:
+                with contextlib.suppress(Exception):  # whatever a log handler of the user's raises is not the bug
+                    if re.search(patch.recognised_by, str(error)):
+                        reporting.warn(f"{patch.id} would have prevented this ({patch.title}). It is {off}")
+                raise
+
+        return replacement
+
+    stand_in = dict.fromkeys(patch.replacements, announcing)
+    return dataclasses.replace(
+        patch, id=f"{patch.id}-announcement", opt_in="", replacements=stand_in, additions={}, execution=None
+    )
 
 
 def _carries(patch: Patch, module: ModuleType) -> bool:
@@ -329,6 +355,6 @@ def _build(patch: Patch, module: ModuleType, path: str, raw: Any, make: Callable
     """Make one replacement: it has the original's name, signature and kind, and pickles by its place in the module."""
     original = function_of(raw)
     replacement = functools.update_wrapper(make(original), original)
-    replacement.__module__, replacement.__qualname__ = module.__name__, path
+    replacement.__module__, replacement.__qualname__ = module.__name__, present(module, path)
     setattr(replacement, MARK, (*marks(original), patch.id))
     return replacement if original is raw else type(raw)(replacement)

@@ -91,7 +91,7 @@ def gpt_model(mtp_num_layers: int | None, *, seed: int = 1, model: dict[str, Any
     sizes = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "use_cpu_initialization": True}
     exact = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "mtp_loss_scaling_factor": 0.1}
     transformer = TransformerConfig(**{**sizes, **exact, "mtp_num_layers": mtp_num_layers, **config})
-    layer = gpt_layer_specs.get_gpt_layer_local_spec()
+    layer = gpt_layer_specs.get_gpt_layer_local_spec(num_experts=transformer.num_moe_experts)
     block = gpt_layer_specs.get_gpt_mtp_block_spec(transformer, layer, use_transformer_engine=False)
     arguments = {"vocab_size": 64, "max_sequence_length": 16, "position_embedding_type": "rope"}
     built = GPTModel(transformer, layer, **{**arguments, "mtp_block_spec": block, **(model or {})})
