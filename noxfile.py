@@ -15,6 +15,8 @@ TORCH = "torch==2.13.0"
 FLOORS = ("wrapt==1.14.0", "packaging==20.9")
 #: What megatron-core imports without declaring it.
 UNDECLARED = ("numpy", "psutil")
+#: What megatron-core 0.18 and 0.19 import as well; a CPU build of torch comes without it.
+TRITON = "triton==3.6.0; sys_platform == 'linux'"
 
 
 def install_wheel(session, extra=""):
@@ -42,7 +44,7 @@ def demo(session):
 @nox.session
 def tests(session):
     """Run the tests over the built wheel, with real torch and real megatron-core releases."""
-    session.install(TORCH, *UNDECLARED)
+    session.install(TORCH, *UNDECLARED, TRITON)
     install_wheel(session, "[test]")
     # Most of the time goes into importing torch and megatron-core in fresh interpreters.
     session.run("python", "-m", "pytest", "-n", str(min(4, os.cpu_count() or 1)), *session.posargs)
