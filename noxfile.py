@@ -1,4 +1,4 @@
-"""Sessions: `python -m nox -s demo`, `tests`, `seed`, `floors`, `lint`, `new_patch`. Each sets up all that it needs."""
+"""Sessions: demo, tests, seed, newer, floors, lint, new_patch; `python -m nox -s NAME`. Each sets up all it needs."""
 
 import os
 import re
@@ -59,6 +59,15 @@ def seed(session, torch):
     session.run(
         "python", "-m", "pytest", "tests/patches/test_serialization_format.py", "-k", "0.12.1", *session.posargs
     )
+
+
+@nox.session(python="3.12")
+def newer(session):
+    """The newest megatron-core releases on the Python that they ask for, with another torch."""
+    session.install("torch==2.10.0", *UNDECLARED)
+    install_wheel(session, "[test]")
+    tests = session.posargs or ["tests/test_contracts.py", "tests/patches", "-k", "contracts or 0.18 or 0.19"]
+    session.run("python", "-m", "pytest", "-n", str(min(4, os.cpu_count() or 1)), *tests)
 
 
 @nox.session(venv_backend="none")

@@ -10,7 +10,7 @@ import pytest
 from mcore_autopatch import catalogue
 
 PATCHES = catalogue.load().patches
-#: Read by Python 3.11 with the torch of the tests; the others need Python 3.12 and have a session of their own.
+#: The wheels from 0.17 on ask for Python 3.12, but Python 3.11 can read them.
 RELEASES = [
     "0.10.0",
     "0.11.0",
@@ -24,8 +24,9 @@ RELEASES = [
     "0.15.0",
     "0.15.1",
 ]
-RELEASES += ["0.15.2", "0.15.3", "0.16.0", "0.16.1", "0.17.0", "0.17.1", "0.18.0", "0.18.2"]
-NEWER = ["0.19.0", "0.19.2"]
+RELEASES += ["0.15.2", "0.15.3", "0.16.0", "0.16.1", "0.17.0", "0.17.1", "0.18.0", "0.18.2", "0.19.0", "0.19.2"]
+#: For the session on Python 3.12, with another torch.
+NEWER = ["0.16.1", "0.17.1", "0.18.2", "0.19.2"]
 
 CHECK = """
 import importlib, inspect, json, os, pickle, sys, warnings
