@@ -504,7 +504,8 @@ for x in (1, "other"):
 {OUTCOME}
 """
 HINT = (
-    "one would have prevented this (t). It is off unless MCORE_AUTOPATCH_ENABLE=one asks for it: it widens something\n"
+    "mcore-autopatch: one would have prevented this (t). "
+    "It is off unless MCORE_AUTOPATCH_ENABLE=one asks for it: it widens something\n"
 )
 
 
@@ -800,7 +801,9 @@ print(m.function(1), "wrapt" in sys.modules, mcore_autopatch.outcomes(), mcore_a
 )
 def test_a_value_that_makes_no_sense_is_one_warning(run, variables, warning):
     done = run(
-        "use(patch())\nimport megatron.core.models.model as m\nprint(m.function(1))", stderr=warning, **variables
+        "use(patch())\nimport megatron.core.models.model as m\nprint(m.function(1))",
+        stderr=f"mcore-autopatch: {warning}",
+        **variables,
     )
     assert done.stdout == "('one', 'function', 1, 1)\n"
 
@@ -841,7 +844,7 @@ import megatron.core.models.model
     assert lines == [
         "INFO mcore_autopatch one: applied",
         "DEBUG mcore_autopatch two: skipped",
-        "WARNING mcore_autopatch zzz: failed:",
+        "WARNING mcore_autopatch mcore-autopa",
     ]
 
 
@@ -853,7 +856,7 @@ import megatron.core.models.model
 print(mcore_autopatch.report())
 """)
     assert done.stdout.splitlines()[:5] == [
-        "hook:          registered",
+        "hook:          active",
         "megatron-core: not loaded",
         "torch:         2.13.0+cpu",
         "device:        cpu",

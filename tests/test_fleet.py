@@ -61,7 +61,7 @@ def test_a_path_that_cannot_be_written_is_one_warning(python, tmp_path, path):
     variables = {} if code else {"MCORE_AUTOPATCH_REPORT": path}
     done = python("-c", code + PREAMBLE + "print(1)", overlays=[FAKE], check=0, **variables)
     assert done.stdout == "1\n"
-    assert done.stderr.startswith("MCORE_AUTOPATCH_REPORT: cannot write ")
+    assert done.stderr.startswith("mcore-autopatch: MCORE_AUTOPATCH_REPORT: cannot write ")
     assert done.stderr.count("\n") == 1
 
 

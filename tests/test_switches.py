@@ -23,8 +23,16 @@ def test_each_variable_is_read():
 def test_verbose_takes_words_and_reports_numbers_it_does_not_know():
     assert Switches.read({"MCORE_AUTOPATCH_VERBOSE": "true"}).verbose == 1
     switches = Switches.read({"MCORE_AUTOPATCH_VERBOSE": "3"})
-    assert switches.verbose == 0
-    assert switches.problems == ("MCORE_AUTOPATCH_VERBOSE='3' is neither on (1) nor off (0); taken as 0",)
+    assert switches.verbose == 2
+    assert switches.problems == ("MCORE_AUTOPATCH_VERBOSE='3' is not 0, 1 or 2; taken as 2",)
+
+
+def test_a_variable_that_is_misspelt_is_named_with_the_nearest():
+    switches = Switches.read({"MCORE_AUTOPATCH_DISABEL": "x", "MCORE_AUTOPATCHING": "y", "MCORE_AUTO": "z"})
+    assert switches.problems == (
+        "'MCORE_AUTOPATCH_DISABEL' is no switch; did you mean MCORE_AUTOPATCH_DISABLE?",
+        "'MCORE_AUTOPATCHING' is no switch; did you mean MCORE_AUTOPATCH?",
+    )
 
 
 @given(st.dictionaries(st.sampled_from([f"MCORE_AUTOPATCH{name}" for name in NAMES]), st.text()))

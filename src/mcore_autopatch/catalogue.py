@@ -22,6 +22,7 @@ from pathlib import Path
 from mcore_autopatch import patches
 from mcore_autopatch.declaration import Patch
 from mcore_autopatch.errors import PatchDefinitionError
+from mcore_autopatch.switches import Switches
 
 GROUP = "mcore_autopatch.patches"
 OWN = "mcore-autopatch"
@@ -51,6 +52,15 @@ class Catalogue:
     def nearest(self, patch: str) -> str:
         """Return the id that looks most like ``patch``; empty when none does."""
         return next(iter(difflib.get_close_matches(patch, self.patches, n=1, cutoff=0.5)), "")
+
+    def unknown(self, switches: Switches) -> Iterator[str]:
+        """Say which ids in the environment variables are no patch, and what may be meant."""
+        broken = {one.id for one in self.broken}
+        for patch, variable in switches.named().items():
+            if patch not in self.patches and patch not in broken:
+                nearest = self.nearest(patch)
+                hint = f"did you mean {nearest}?" if nearest else f"known: {', '.join(self.patches)}"
+                yield f"{variable} names {patch[:80]!a}, which is no patch; {hint}"
 
 
 def load() -> Catalogue:
@@ -90,7 +100,8 @@ def _of_folders() -> Iterator[Candidate]:
         try:
             files = sorted(path for path in Path(folder).iterdir() if path.suffix == ".py" and path.name[0] != "_")
         except (OSError, ValueError) as error:
-            yield "mcore-autopatch-path", folder, lambda error=error: _raise(error)  # type: ignore[misc]
+            problem = PatchDefinitionError("MCORE_AUTOPATCH_PATH", f"{error}; correct or unset it")
+            yield "mcore-autopatch-path", folder, lambda problem=problem: _raise(problem)  # type: ignore[misc]
             continue
         for path in files:
             yield path.stem, str(path), lambda path=path: _load_file(path)  # type: ignore[misc]

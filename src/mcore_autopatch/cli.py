@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"mcore-autopatch {mcore_autopatch.__version__}")
     parser.set_defaults(run=_status, json=False, static=False)
+    parser.add_argument("--static", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
@@ -68,7 +71,12 @@ def _parser() -> argparse.ArgumentParser:
 
     command("list", _list, "list all patches; imports neither torch nor megatron-core")
     status = command("status", _status, "tell whether the hook is active here and what became of each patch")
-    status.add_argument("--static", action="store_true", help="forecast from metadata alone, without importing torch")
+    status.add_argument(
+        "--static",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="forecast from metadata alone, without importing torch",
+    )
     explain = command("explain", _explain, "explain one patch: symptom, cause, fix, sources")
     explain.add_argument("id")
     verify = command("verify", _verify, "reproduce bugs on this machine's packages, without and with the patches")
@@ -79,7 +87,12 @@ def _parser() -> argparse.ArgumentParser:
     summary = command("summarize", _summarize, "compare the reports that MCORE_AUTOPATCH_REPORT left in a folder")
     summary.add_argument("folder", type=Path)
     for sub in (status, verify, diagnose, summary):
-        sub.add_argument("--json", action="store_true", help="machine-readable output; see docs/report-format.md")
+        sub.add_argument(
+            "--json",
+            action="store_true",
+            default=argparse.SUPPRESS,
+            help="machine-readable output; see docs/report-format.md",
+        )
     return parser
 
 
@@ -118,7 +131,10 @@ def _status(options: argparse.Namespace) -> int:
         colour = {"applied": "green", "failed": "red"}.get(outcome["status"], "yellow")
         reason = f" ({outcome['reason']})" if outcome["reason"] else ""
         origin = "" if outcome["origin"] == "mcore-autopatch" else f" [from {outcome['origin']}]"
-        print(f"\n{_paint('bold', outcome['patch'])}: {_paint(colour, outcome['status'])}{reason}{origin}")
+        status = outcome["status"]
+        if status == "applied" and not told["hook"]:
+            status, colour = "would be applied", "yellow"
+        print(f"\n{_paint('bold', outcome['patch'])}: {_paint(colour, status)}{reason}{origin}")
         _say(outcome["detail"])
     if not options.static and _no_megatron(told):
         _say("There is no megatron-core in this environment, and so nothing to patch.", indent=0)
@@ -236,6 +252,8 @@ def _verify(options: argparse.Namespace) -> int:
                 _say(verdict.with_patch)
     if options.json:
         print(json.dumps([dataclasses.asdict(verdict) for verdict in verdicts], indent=1))
+    else:
+        print(", ".join(f"{count} {verdict}" for verdict, count in Counter(v.verdict for v in verdicts).items()))
     if any(verdict.bad for verdict in verdicts):
         print("A patch that should help does not. mcore-autopatch doctor may know why.", file=sys.stderr)
         return 1
@@ -282,17 +300,18 @@ def _summarize(options: argparse.Namespace) -> int:
         print(json.dumps({**told, "agrees": summary.agrees}, indent=1))
         return 0 if summary.agrees else 1
     hosts = {report["host"] for report in summary.reports}
-    print(f"{len(summary.reports):,} reports of {len(summary.ranks):,} ranks on {len(hosts):,} hosts")
+    places = f"{len(hosts):,} host{'' if len(hosts) == 1 else 's'}"
+    print(f"{len(summary.reports):,} reports of {len(summary.ranks):,} ranks on {places}")
     for fact, counter in summary.counts.items():
         values = "; ".join(
             f"{value} ({count:,})" if len(counter) > 1 else value for value, count in counter.most_common()
         )
         _rows([(fact.replace("_", "-"), values)])
+    shared = set.intersection(*(set(report["switches"].items()) for report in summary.reports or [{"switches": {}}]))
     for report, fact, value, usual in list(summary.differing())[:50]:
-        who = f"rank {report['rank']} (host {report['host']}, pid {report['pid']})"
-        names = "".join(
-            f"; {name}={text}" for name, text in report["switches"].items() if name != "MCORE_AUTOPATCH_REPORT"
-        )
+        rank = "a process of no rank" if report["rank"] is None else f"rank {report['rank']}"
+        who = f"{rank} (host {report['host']}, pid {report['pid']})"
+        names = "".join(f"; {name}={text}" for name, text in report["switches"].items() if (name, text) not in shared)
         _say(_paint("red", f"{who}: {fact} is {value}, not {usual}{names}"), indent=0)
     if summary.missing:
         shown = ", ".join(map(str, summary.missing[:20])) + (" …" if len(summary.missing) > 20 else "")  # noqa: PLR2004
@@ -302,7 +321,7 @@ def _summarize(options: argparse.Namespace) -> int:
     print(
         _paint("green", "all agree")
         if summary.agrees
-        else _paint("red", "they do not agree" if hosts else "no reports")
+        else _paint("red", "they do not agree" if hosts else "no reports: was MCORE_AUTOPATCH_REPORT set?")
     )
     return 0 if summary.agrees else 1
 
@@ -359,6 +378,6 @@ def _say(text: str, *, indent: int = 2) -> None:
 def _rows(rows: Iterable[tuple[str, str]], *, indent: int = 2) -> None:
     """Print names and values in two columns."""
     for name, value in rows:
-        label = f"{' ' * indent}{f'{name}:':<16}"
+        label = f"{' ' * indent}{f'{name}:':<15} "
         options: dict[str, Any] = {"width": _width(), "break_long_words": False, "break_on_hyphens": False}
         print(textwrap.fill(value, initial_indent=label, subsequent_indent=" " * len(label), **options))

@@ -18,11 +18,15 @@ import mcore_autopatch
 from mcore_autopatch import _startup, catalogue, installed, reporting
 from mcore_autopatch.attributes import look_up, marks, present
 from mcore_autopatch.outcome import Status
+from mcore_autopatch.switches import Switches
 
 DISTRIBUTION = "mcore-autopatch"
 LINE = "mcore_autopatch.pth"
 REINSTALL = f"python -m pip install --force-reinstall {DISTRIBUTION}"
-BY_HAND = "or call mcore_autopatch.install() in every process before megatron.core is imported"
+BY_HAND = (
+    'or call mcore_autopatch.install() at the top of the program\'s main file, outside if __name__ == "__main__", '
+    "so that spawned workers call it too"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +43,7 @@ class Finding:
 
 def findings(*, active: bool, early: Sequence[str] = ()) -> list[Finding]:
     """Return all findings. ``active``: the hook was registered at the start; ``early``: targets imported before it."""
-    found = [*_start_up_files(), *_distributions(), *_dependencies(), *_copies(), *_replaced(), *_stale()]
+    found = [*_switches(), *_start_up_files(), *_distributions(), *_dependencies(), *_copies(), *_replaced(), *_stale()]
     if not active:
         found.insert(0, inactive())
     elif type(sys.meta_path[0]) is not _startup.Finder:
@@ -69,6 +73,13 @@ def findings(*, active: bool, early: Sequence[str] = ()) -> list[Finding]:
         if outcome.status is Status.FAILED
     ]
     return found
+
+
+def _switches() -> Iterator[Finding]:
+    switches = Switches.read()
+    for problem in (*switches.problems, *catalogue.load().unknown(switches)):
+        why = "the patches may not be switched as you think"
+        yield Finding(what=problem, why=why, remedy="correct or unset the variable")
 
 
 def _site_folders() -> list[Path]:
@@ -104,7 +115,11 @@ def inactive() -> Finding:
             "Python reads .pth files in site-packages only, so with pip install --target, PYTHONPATH or a zip "
             f"application the hook is not active: {why}"
         )
-        remedy = f"install into this environment: {sys.executable} -m pip install {DISTRIBUTION}, {BY_HAND}"
+        # While the folder is on PYTHONPATH, pip would say that the requirement is satisfied already.
+        remedy = (
+            f"take {_home()} out of PYTHONPATH and install into this environment: "
+            f"{sys.executable} -m pip install {DISTRIBUTION}, {BY_HAND}"
+        )
     return Finding(what=what, why=why, remedy=remedy)
 
 
@@ -145,7 +160,7 @@ def _distributions() -> Iterator[Finding]:
         yield Finding(
             what=f"{DISTRIBUTION} is installed {len(places)} times: {', '.join(places)}",
             why="the first one on sys.path is used, and its version may not be the one that you expect",
-            remedy="keep one",
+            remedy="keep the one in site-packages of this Python; take the others out of PYTHONPATH and delete them",
         )
     if own and own[0].version != mcore_autopatch.__version__:
         yield Finding(

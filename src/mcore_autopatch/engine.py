@@ -24,7 +24,7 @@ import wrapt
 from mcore_autopatch import _startup, catalogue, reporting
 from mcore_autopatch.attributes import MARK, function_of, locate, look_up, marks, present
 from mcore_autopatch.declaration import Affected, Patch
-from mcore_autopatch.errors import PatchFailedError
+from mcore_autopatch.errors import AutopatchError, PatchFailedError
 from mcore_autopatch.matching import Combination, match
 from mcore_autopatch.outcome import Outcome, SkipReason, Status
 from mcore_autopatch.switches import Switches
@@ -64,7 +64,8 @@ def arm(finder: _startup.Finder) -> None:
     if _switches.report:
         _report_at_exit(_switches.report)
     found = catalogue.load()
-    _warn_about(_switches, found)
+    for problem in (*_switches.problems, *found.unknown(_switches)):
+        reporting.warn(problem)
     for broken in found.broken:
         _record_failure(broken.id, broken.error, f"it cannot be loaded from {broken.origin}", origin=broken.origin)
     by_target: dict[str, list[Patch]] = {}
@@ -74,19 +75,24 @@ def arm(finder: _startup.Finder) -> None:
             reporting.record(_waiting(patch))
     _patches = by_target
     finder.names = frozenset(by_target)
-    # One that is being executed at this moment, by a program that calls install() from inside it, has to wait.
     for target in by_target:
-        module = sys.modules.get(target)
-        if module is None:
-            if target not in _pending:
-                _pending.add(target)
-                wrapt.register_post_import_hook(functools.partial(_fire, target), target)
-        elif not getattr(getattr(module, "__spec__", None), "_initializing", False):
-            _fire(target, module)
+        _hook(target)
     # wrapt puts its finder first when the first hook is registered; it may look up a target only if ours does not.
     # Assigning the slice keeps the list that importlib is walking now, and skips no finder of it.
     if any(other is finder for other in sys.meta_path):
         sys.meta_path[:] = [finder, *(other for other in sys.meta_path if other is not finder)]
+
+
+def _hook(target: str) -> None:
+    """Have the patches of a target applied when it is loaded, or at once if it is."""
+    module = sys.modules.get(target)
+    if module is None:
+        if target not in _pending:
+            _pending.add(target)
+            wrapt.register_post_import_hook(functools.partial(_fire, target), target)
+    # One that is being executed now, by a program that calls install() from inside it, has to wait.
+    elif not getattr(getattr(module, "__spec__", None), "_initializing", False):
+        _fire(target, module)
 
 
 def _report_at_exit(path: str) -> None:
@@ -96,16 +102,6 @@ def _report_at_exit(path: str) -> None:
         fleet.write_at_exit(path)
     except Exception as error:  # the patches do not depend on it
         reporting.warn(f"MCORE_AUTOPATCH_REPORT: no report will be written: {type(error).__name__}: {error}")
-
-
-def _warn_about(switches: Switches, found: catalogue.Catalogue) -> None:
-    for problem in switches.problems:
-        reporting.warn(problem)
-    for patch_id, variable in switches.named().items():
-        if patch_id not in found.patches and all(broken.id != patch_id for broken in found.broken):
-            nearest = found.nearest(patch_id)
-            hint = f"did you mean {nearest}?" if nearest else f"known: {', '.join(found.patches)}"
-            reporting.warn(f"{variable} names {patch_id[:80]!a}, which is no patch; {hint}")
 
 
 def _waiting(patch: Patch) -> Outcome:
@@ -249,18 +245,17 @@ def _record_failure(patch_id: str, error: BaseException, consequence: str, origi
         patch=patch_id,
         status=Status.FAILED,
         detail=f"{problem}; {consequence}",
-        traceback="".join(traceback.format_exception(type(error), error, error.__traceback__)),
+        traceback="" if isinstance(error, AutopatchError) else _trace(error),
         origin=origin,
     )
-    try:
-        reporting.record(outcome)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as also:  # a log handler of the user's that raises
-        _startup.say(f"{reporting.line(outcome)} (and logging it raised {type(also).__name__}: {also})")
+    reporting.record(outcome)
     if _switches.strict:
         raise PatchFailedError(patch_id, problem) from error
     return outcome
+
+
+def _trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
 
 
 def _decide(patch: Patch, module: ModuleType, contexts: Contexts | None) -> Outcome:

@@ -47,6 +47,8 @@ def _write() -> None:
         path = path.replace(name, value)
     scratch = None
     try:
+        if os.path.isdir(path):  # noqa: PTH112
+            raise IsADirectoryError("it is a folder; give the name of a file, with {pid} in it")  # noqa: TRY301
         folder = os.path.dirname(path) or "."  # noqa: PTH120
         os.makedirs(folder, exist_ok=True)  # noqa: PTH103
         with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".mcore-autopatch-", delete=False) as file:
@@ -102,7 +104,8 @@ class Summary:
         """Yield report, fact, value and the usual value wherever a process differs from most others."""
         for fact, counter in self.counts.items():
             if len(counter) > 1:
-                usual = counter.most_common(1)[0][0]
+                # Where as many say the one as the other, whoever has a patch applied is taken to be right.
+                usual = max(counter, key=lambda value: (counter[value], value == "applied"))
                 for report in self.reports:
                     value = report["facts"].get(fact, usual)
                     if value != usual:

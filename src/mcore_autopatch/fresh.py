@@ -13,6 +13,9 @@ from typing import Any
 
 import mcore_autopatch
 from mcore_autopatch import _startup, catalogue, doctor, reporting, snapshot
+from mcore_autopatch.declaration import Patch
+from mcore_autopatch.matching import Combination, match
+from mcore_autopatch.outcome import Outcome, Status
 
 #: Seconds that importing megatron-core and what the user names may take.
 LIMIT = 300
@@ -59,9 +62,28 @@ def _tell(modules: Sequence[str]) -> dict[str, Any]:
             importlib.import_module(module)
         except Exception as error:
             problems[module] = f"{type(error).__name__}: {error}"
+    # A release without the module is no problem where none of the module's patches is for that release.
+    wanted = {patch.target for patch in _waiting() if not _not_for_this(patch)}
+    problems = {module: text for module, text in problems.items() if module in wanted or module not in targets}
     findings = doctor.findings(active=active, early=early)
     told = {**snapshot.document(), "hook": active, "problems": problems}
     return {**told, "findings": [dataclasses.asdict(finding) for finding in findings]}
+
+
+def _waiting() -> list[Patch]:
+    patches = catalogue.load().patches
+    return [patches[outcome.patch] for outcome in reporting.outcomes() if outcome.status is Status.WAITING]
+
+
+def _not_for_this(patch: Patch) -> bool:
+    """Tell whether no row of a waiting patch matches what is loaded, and record that as its outcome."""
+    if "megatron.core" not in sys.modules:
+        return False
+    _, reason, detail = match(patch, Combination.loaded())
+    if reason:
+        skipped = Outcome(patch=patch.id, status=Status.SKIPPED, reason=reason, detail=detail, origin=patch.origin)
+        reporting.record(skipped)
+    return reason is not None
 
 
 def _main() -> None:

@@ -9,6 +9,8 @@ from mcore_autopatch.declaration import Patch
 from mcore_autopatch.outcome import Outcome, Status
 from mcore_autopatch.switches import Switches
 
+#: Of messages that can be seen without any configuration, and so without the logger's name.
+_PREFIX = "mcore-autopatch: "
 _logger = logging.getLogger("mcore_autopatch")
 _outcomes: dict[tuple[str, str], Outcome] = {}
 
@@ -19,8 +21,7 @@ def configure(switches: Switches) -> None:
         return
     handler = _Verbose()
     rank = os.environ.get("RANK")
-    where = f" [rank {rank}, pid {os.getpid()}]" if switches.verbose > 1 and rank else ""
-    handler.setFormatter(logging.Formatter(f"mcore-autopatch{where}: %(message)s"))
+    handler.where = f" [rank {rank}, pid {os.getpid()}]" if switches.verbose > 1 and rank else ""
     # Eight ranks of one host say the same; at level 1 the first speaks for all, and only failures come from the others.
     handler.setLevel(logging.WARNING if switches.verbose == 1 and _is_follower() else logging.DEBUG)
     _logger.addHandler(handler)
@@ -29,6 +30,12 @@ def configure(switches: Switches) -> None:
 
 class _Verbose(logging.StreamHandler):  # type: ignore[type-arg]
     """The handler that MCORE_AUTOPATCH_VERBOSE adds."""
+
+    where = ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Put the name of this package first, and the rank where it is asked for."""
+        return f"mcore-autopatch{self.where}: {record.getMessage().removeprefix(_PREFIX)}"
 
 
 def _is_follower() -> bool:
@@ -52,7 +59,8 @@ def record(outcome: Outcome, *, seconds: float | None = None) -> None:
         level = logging.DEBUG
     timing = "" if seconds is None else f" [{seconds * 1000:.2f} ms]"
     trace = f"\n{outcome.traceback.rstrip()}" if outcome.traceback else ""
-    _logger.log(level, "%s%s%s", line(outcome), timing, trace)
+    prefix = _PREFIX if level == logging.WARNING else ""
+    _log(level, f"{prefix}{line(outcome)}{timing}{trace}")
 
 
 def silence() -> None:
@@ -62,7 +70,17 @@ def silence() -> None:
 
 def warn(text: str) -> None:
     """Log something that the user has to know."""
-    _logger.warning("%s", text)
+    _log(logging.WARNING, f"{_PREFIX}{text}")
+
+
+def _log(level: int, text: str) -> None:
+    try:
+        _logger.log(level, "%s", text)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a handler of the user's must not decide about the user's import
+        if level >= logging.WARNING:
+            _startup.say(f"{text.removeprefix(_PREFIX)} (and logging it raised {type(error).__name__}: {error})")
 
 
 def line(outcome: Outcome) -> str:
@@ -85,7 +103,7 @@ def outcomes() -> tuple[Outcome, ...]:
 def report() -> str:
     """Return this process's versions and outcomes as text of several lines."""
     registered = any(type(finder) is _startup.Finder for finder in sys.meta_path)
-    hook = "registered" if registered else "not registered in this process"
+    hook = "active" if registered else "not active in this process"
     if _startup.switched_off():
         hook += ", switched off by MCORE_AUTOPATCH"
     rows = [

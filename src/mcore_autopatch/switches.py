@@ -1,5 +1,6 @@
 """The environment variables, read into one frozen object."""
 
+import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,6 +8,14 @@ from dataclasses import dataclass
 from mcore_autopatch._startup import OFF
 from mcore_autopatch.declaration import Patch
 
+#: Every variable that means something.
+NAMES = (
+    "MCORE_AUTOPATCH",
+    *(
+        f"MCORE_AUTOPATCH_{name}"
+        for name in ("VERBOSE", "DISABLE", "ONLY", "FORCE", "ENABLE", "PATH", "REPORT", "STRICT")
+    ),
+)
 _ON = ("1", "true", "on", "yes")
 
 
@@ -48,8 +57,17 @@ class Switches:
             return tuple(filter(None, (word.strip().lower() for word in environ.get(name, "").split(","))))
 
         flag("MCORE_AUTOPATCH", default=True)  # _startup obeys it; here it is only checked for sense
+        for name in environ:
+            if name.startswith("MCORE_AUTOPATCH") and name not in NAMES:
+                near = difflib.get_close_matches(name, NAMES, n=1)
+                problems.append(f"{_shown(name)} is no switch{f'; did you mean {near[0]}?' if near else ''}")
         level = environ.get("MCORE_AUTOPATCH_VERBOSE", "").strip()
-        verbose = int(level) if level in ("0", "1", "2") else int(flag("MCORE_AUTOPATCH_VERBOSE", default=False))
+        if level.isdecimal():
+            verbose = min(int(level[:9]), 2)
+            if level not in ("0", "1", "2"):
+                problems.append(f"MCORE_AUTOPATCH_VERBOSE={_shown(level)} is not 0, 1 or 2; taken as {verbose}")
+        else:
+            verbose = int(flag("MCORE_AUTOPATCH_VERBOSE", default=False))
         return cls(
             verbose=verbose,
             disable=ids("MCORE_AUTOPATCH_DISABLE"),
