@@ -79,7 +79,7 @@ patch = Patch(
     upstream="https://github.com/NVIDIA/Megatron-LM/issues/1884",
     target="megatron.core.dist_checkpointing.strategies.common",
     affected=(
-        Affected(megatron_core=">=0.14,<0.19", torch=">=2.6", source="0.14.0 to 0.18.2 run on a CPU"),
+        Affected(megatron_core=">=0.14,<0.19", torch=">=2.6", source="0.14.0, 0.16.1, 0.17.1, 0.18.2 run on a CPU"),
         Affected(megatron_core=">=0.19,<0.20", torch=">=2.6", source="a common.pt of 0.18.2 read by 0.19.2 on a CPU"),
     ),
     probe=probe,
