@@ -164,7 +164,7 @@ patch = Patch(
     target="megatron.core.inference.unified_memory",
     affected=(
         Affected(
-            megatron_core=">=0.15,<0.16", source="0.15.0 to 0.15.3 run on a CPU; for the lock also pytorch#189245"
+            megatron_core=">=0.15,<0.16", source="0.15.0 and 0.15.3 run on a CPU; for the lock also pytorch#189245"
         ),
     ),
     probe=probe,
