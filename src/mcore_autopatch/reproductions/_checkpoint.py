@@ -1,4 +1,4 @@
-"""What the reproductions of checkpointing share: a checkpoint that goes out and comes back, in each mode of the writer."""
+"""What the reproductions of checkpointing share: a checkpoint goes out and comes back, in each mode of the writer."""
 
 import inspect
 from typing import Any
