@@ -1,6 +1,11 @@
 """What the reproductions of checkpointing share: a checkpoint goes out and comes back, in each mode of the writer."""
 
+import contextlib
 import inspect
+import signal
+import time
+from collections.abc import Iterator
+from multiprocessing import connection
 from typing import Any
 
 from mcore_autopatch.reproductions import _cpu
@@ -73,29 +78,66 @@ def _write(request: Any, *, persistent: bool) -> None:
     if getattr(request, "preload_fn", None) is not None:
         request = request._replace(preload_fn=_cpu.with_stand_ins(request.preload_fn))
     queue = AsyncCallsQueue(persistent=True) if persistent else AsyncCallsQueue()
-    try:
+    with ended(queue), no_endless_wait(queue):
         queue.schedule_async_request(request)
         queue.maybe_finalize_async_calls(blocking=True)
         queue.close()
-    except BaseException:
-        abandon(queue)
-        raise
 
 
-def abandon(queue: Any) -> None:
-    """End the processes of an AsyncCallsQueue.
+def persistent_caller(queue: Any) -> Any:
+    """Return what an AsyncCallsQueue knows its persistent worker by; None where there is none."""
+    # From 0.17 on it belongs to the class.
+    return getattr(queue, "persistent_caller", None) or getattr(queue, "_persistent_caller", None)
+
+
+@contextlib.contextmanager
+def ended(queue: Any) -> Iterator[None]:
+    """End the processes of an AsyncCallsQueue after an exception.
 
     Its own close() waits for the worker, for ever if that is dead or has been given something that it cannot finish.
     """
-    callers = {call.async_caller for call in queue.async_calls}
-    callers |= {getattr(queue, "persistent_caller", None), getattr(queue, "_persistent_caller", None)}
-    for caller in callers:
-        process = getattr(caller, "process", None)
-        if process is None:
-            continue
-        process.kill()
-        process.join()
-        # From 0.17 on the class knows the process and its queues too.
-        if hasattr(caller, "_persistent_process"):
-            caller.close(abort=True)
-        caller.process = None
+    try:
+        yield
+    except BaseException:
+        for caller in {persistent_caller(queue), *(call.async_caller for call in queue.async_calls)}:
+            process = getattr(caller, "process", None)
+            if process is None:
+                continue
+            process.kill()
+            process.join()
+            # From 0.17 on the class knows the process too.
+            if hasattr(caller, "_persistent_process"):
+                caller.close(abort=True)
+            caller.process = None
+        raise
+
+
+@contextlib.contextmanager
+def no_endless_wait(queue: Any, seconds: float = 10.0) -> Iterator[None]:
+    """Raise TimeoutError when the persistent worker has been dead for ``seconds`` and the body still goes on."""
+    died: list[float] = []
+
+    def look(number: int, frame: Any) -> None:
+        now = time.monotonic()
+        if left and now > started + left:
+            before(number, frame)
+        process = getattr(persistent_caller(queue), "process", None)
+        # Asking for the exit code would take it away from somebody who is waiting for the process.
+        if process is None or not connection.wait([process.sentinel], 0):
+            return
+        died.append(now)
+        if now > died[0] + seconds:
+            text = (
+                f"the trainer still waits for its checkpoint worker, which has ended with exit code {process.exitcode}"
+            )
+            raise TimeoutError(text)
+
+    left, started = signal.alarm(0), time.monotonic()
+    before: Any = signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        signal.alarm(left)
