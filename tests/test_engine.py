@@ -290,6 +290,39 @@ except LookupError as error:
     assert done.stdout == "theirs\n"
 
 
+def test_a_spec_that_cannot_be_changed_is_used_as_it_is(run):
+    done = run("""
+use(patch())
+import megatron.core.models, importlib.machinery
+class Frozen(importlib.machinery.ModuleSpec):
+    def __setattr__(self, name, value):
+        if name == "loader" and getattr(self, "loader", None):
+            raise TypeError("frozen")
+        super().__setattr__(name, value)
+class Finder2:
+    def find_spec(self, name, path=None, target=None):
+        if name == MODEL:
+            real = importlib.machinery.PathFinder.find_spec(name, path, target)
+            spec = Frozen(name, real.loader, origin=real.origin)
+            return spec
+sys.meta_path.insert(1, Finder2())
+print(importlib.import_module(MODEL).function(1)[-2:])
+""")
+    assert done.stdout == "(1, 1)\n"
+
+
+def test_a_program_that_empties_sys_modules_can_import_again(run):
+    done = run("""
+use(patch())
+import megatron.core.models
+for name in [n for n in sys.modules if n.startswith(("mcore_autopatch", "megatron"))]:
+    del sys.modules[name]
+import megatron.core.models.model as m
+print(m.function(1)[-2:])
+""")
+    assert done.stdout == "(1, 1)\n"
+
+
 def test_a_lazy_loader_stays_lazy_and_the_module_is_patched_when_its_body_runs(run):
     done = run("""
 use(patch())

@@ -24,8 +24,9 @@ class Finder:
         if name == "megatron.core":
             arm(self)
             return None
-        # A target is known only after arming, so the engine is loaded by now.
-        return sys.modules["mcore_autopatch.engine"].find_spec(self, name, path, target)
+        # A target is known only after arming, which has loaded the engine; some programs empty sys.modules after that.
+        engine = sys.modules.get("mcore_autopatch.engine")
+        return None if engine is None else engine.find_spec(self, name, path, target)
 
 
 def arm(finder: Finder) -> None:

@@ -141,7 +141,9 @@ def find_spec(
             return None
         spec: ModuleSpec | None = look_up(name, path, target)
         if spec is not None:
-            _wrap_loader(spec)
+            # A spec that does not let itself be changed is better than no import.
+            with contextlib.suppress(Exception):
+                _wrap_loader(spec)
             return spec
     return None
 
@@ -199,10 +201,10 @@ class _Loader:
 def _execute(target: str, module: ModuleType, body: Callable[[ModuleType], None]) -> None:
     """Execute the body of a target inside the context managers of the patches that ask for it."""
     contexts: Contexts = []
-    for patch in _patches.get(target, ()):
-        if patch.execution:
-            apply(patch, module, contexts)
     try:
+        for patch in _patches.get(target, ()):
+            if patch.execution:
+                apply(patch, module, contexts)
         body(module)
     finally:
         for patch, context in reversed(contexts):
