@@ -302,17 +302,21 @@ def _summarize(options: argparse.Namespace) -> int:
     hosts = {report["host"] for report in summary.reports}
     places = f"{len(hosts):,} host{'' if len(hosts) == 1 else 's'}"
     print(f"{len(summary.reports):,} reports of {len(summary.ranks):,} ranks on {places}")
+    rows = []
     for fact, counter in summary.counts.items():
         values = "; ".join(
             f"{value} ({count:,})" if len(counter) > 1 else value for value, count in counter.most_common()
         )
-        _rows([(fact.replace("_", "-"), values)])
+        rows.append((fact.replace("_", "-"), values))
+    _rows(rows)
     shared = set.intersection(*(set(report["switches"].items()) for report in summary.reports or [{"switches": {}}]))
-    for report, fact, value, usual in list(summary.differing())[:50]:
+    differing: Counter[str] = Counter()
+    for report, fact, value, usual in summary.differing():
         rank = "a process of no rank" if report["rank"] is None else f"rank {report['rank']}"
-        who = f"{rank} (host {report['host']}, pid {report['pid']})"
         names = "".join(f"; {name}={text}" for name, text in report["switches"].items() if (name, text) not in shared)
-        _say(_paint("red", f"{who}: {fact} is {value}, not {usual}{names}"), indent=0)
+        differing[f"{rank} on {report['host']}: {fact} is {value}, not {usual}{names}"] += 1
+    for text, count in list(differing.items())[:50]:
+        _say(_paint("red", f"{text} ({count} process{'es' if count > 1 else ''})"), indent=0)
     if summary.missing:
         shown = ", ".join(map(str, summary.missing[:20])) + (" …" if len(summary.missing) > 20 else "")  # noqa: PLR2004
         _say(_paint("red", f"no report from {len(summary.missing):,} ranks: {shown}"), indent=0)
@@ -377,7 +381,9 @@ def _say(text: str, *, indent: int = 2) -> None:
 
 def _rows(rows: Iterable[tuple[str, str]], *, indent: int = 2) -> None:
     """Print names and values in two columns."""
+    rows = list(rows)
+    column = max(15, *(len(name) + 1 for name, _ in rows)) if rows else 15
     for name, value in rows:
-        label = f"{' ' * indent}{f'{name}:':<15} "
+        label = f"{' ' * indent}{f'{name}:':<{column}} "
         options: dict[str, Any] = {"width": _width(), "break_long_words": False, "break_on_hyphens": False}
         print(textwrap.fill(value, initial_indent=label, subsequent_indent=" " * len(label), **options))

@@ -104,8 +104,8 @@ class Summary:
         """Yield report, fact, value and the usual value wherever a process differs from most others."""
         for fact, counter in self.counts.items():
             if len(counter) > 1:
-                # Where as many say the one as the other, whoever has a patch applied is taken to be right.
-                usual = max(counter, key=lambda value: (counter[value], value == "applied"))
+                # Where as many say the one as the other, it is a switch, or a patch not applied, that is remarkable.
+                usual = max(counter, key=lambda value: (counter[value], value == "applied", "switched" not in value))
                 for report in self.reports:
                     value = report["facts"].get(fact, usual)
                     if value != usual:
