@@ -310,12 +310,12 @@ def _summarize(options: argparse.Namespace) -> int:
         rows.append((fact.replace("_", "-"), values))
     _rows(rows)
     shared = set.intersection(*(set(report["switches"].items()) for report in summary.reports or [{"switches": {}}]))
-    differing: Counter[str] = Counter()
+    remarks: Counter[str] = Counter()
     for report, fact, value, usual in summary.differing():
         rank = "a process of no rank" if report["rank"] is None else f"rank {report['rank']}"
         names = "".join(f"; {name}={text}" for name, text in report["switches"].items() if (name, text) not in shared)
-        differing[f"{rank} on {report['host']}: {fact} is {value}, not {usual}{names}"] += 1
-    for text, count in list(differing.items())[:50]:
+        remarks[f"{rank} on {report['host']}: {fact} is {value}, not {usual}{names}"] += 1
+    for text, count in list(remarks.items())[:50]:
         _say(_paint("red", f"{text} ({count} process{'es' if count > 1 else ''})"), indent=0)
     if summary.missing:
         shown = ", ".join(map(str, summary.missing[:20])) + (" …" if len(summary.missing) > 20 else "")  # noqa: PLR2004
