@@ -102,7 +102,7 @@ def floors(session):
 @nox.session
 def lint(session):
     """Check style and types."""
-    session.install("ruff>=0.15", "mypy>=1.11", "packaging", "wrapt")
+    session.install("ruff>=0.15", "mypy>=1.11", "numpy", "packaging", "typing_extensions", "wrapt")
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")

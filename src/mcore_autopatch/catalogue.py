@@ -7,8 +7,7 @@
 Each defines one ``patch``. Its id is the name of the file or of the entry point, with hyphens.
 """
 
-import dataclasses
-import difflib
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -16,12 +15,12 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from mcore_autopatch import patches
 from mcore_autopatch.declaration import Patch
 from mcore_autopatch.errors import PatchDefinitionError
+from mcore_autopatch.record import Record
 from mcore_autopatch.switches import Switches
 
 GROUP = "mcore_autopatch.patches"
@@ -31,8 +30,7 @@ OWN = "mcore-autopatch"
 Candidate = tuple[str, str, Callable[[], object]]
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
+class Broken(Record):
     """A patch that could not be loaded."""
 
     id: str
@@ -41,8 +39,7 @@ class Broken:
     error: BaseException
 
 
-@dataclass(frozen=True, slots=True)
-class Catalogue:
+class Catalogue(Record):
     """The patches that could be loaded, and those that could not."""
 
     #: By id: those of this package in alphabetical order, then those of others.
@@ -51,6 +48,8 @@ class Catalogue:
 
     def nearest(self, patch: str) -> str:
         """Return the id that looks most like ``patch``; empty when none does."""
+        import difflib  # rarely needed, and a millisecond
+
         return next(iter(difflib.get_close_matches(patch, self.patches, n=1, cutoff=0.5)), "")
 
     def unknown(self, switches: Switches) -> Iterator[str]:
@@ -75,12 +74,12 @@ def load() -> Catalogue:
                 raise PatchDefinitionError(patch_id, "the module must define patch = Patch(…)")  # noqa: TRY301
             if patch_id in found:
                 raise PatchDefinitionError(patch_id, f"the id is taken by a patch of {found[patch_id].origin}")  # noqa: TRY301
-            found[patch_id] = dataclasses.replace(declared, id=patch_id, origin=origin)
+            found[patch_id] = declared.replace(id=patch_id, origin=origin)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a broken patch must not cost the user the others
-            broken.append(Broken(patch_id, origin, error))
-    return Catalogue(found, tuple(broken))
+            broken.append(Broken(id=patch_id, origin=origin, error=error))
+    return Catalogue(patches=found, broken=tuple(broken))
 
 
 def _own() -> Iterator[Candidate]:
@@ -89,10 +88,28 @@ def _own() -> Iterator[Candidate]:
 
 
 def _of_distributions() -> Iterator[Candidate]:
+    if not _anybody_brings_patches():
+        return
     for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: point.name):
         distribution = point.dist
         origin = f"{distribution.name} {distribution.version}" if distribution else point.value
         yield point.name, origin, point.load
+
+
+def _anybody_brings_patches() -> bool:
+    """Look for the group in the files themselves: importlib.metadata parses those of all distributions, for long."""
+    for entry in sys.path:
+        try:
+            for name in os.listdir(entry or "."):  # noqa: PTH208
+                if name.endswith((".dist-info", ".egg-info")):
+                    with contextlib.suppress(OSError), open(f"{entry or '.'}/{name}/entry_points.txt", "rb") as file:  # noqa: PTH123
+                        if GROUP.encode() in file.read():
+                            return True
+        except NotADirectoryError:  # a zip file, which only importlib.metadata can read
+            return True
+        except OSError:  # not there, or not to be read
+            continue
+    return False
 
 
 def _of_folders() -> Iterator[Candidate]:

@@ -184,7 +184,7 @@ def _installed() -> dict[str, str | None]:
 def _forecast() -> dict[str, Any]:
     """Say what is likely to become of each patch, from metadata alone."""
     found, switches, stated = catalogue.load(), Switches.read(), _installed()
-    here = Combination(stated["megatron_core"], stated["torch"], None)
+    here = Combination(megatron_core=stated["megatron_core"], torch=stated["torch"], device=None)
     outcomes = []
     for patch in found.patches.values():
         row, reason, detail = match(patch, here)

@@ -1,18 +1,20 @@
 """How a patch is declared: what is broken where, how to see it in the code, and what to put in its place."""
 
 import enum
+import functools
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
 from mcore_autopatch.errors import PatchDefinitionError
+from mcore_autopatch.record import Record
 
+_NONE: Mapping[str, Any] = MappingProxyType({})
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
@@ -27,8 +29,7 @@ class Device(str, enum.Enum):
     CPU = "cpu"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Affected:
+class Affected(Record):
     """One combination of releases that somebody has shown to be broken.
 
     Specifiers are compared with the release segment of a version alone, so that 0.16.0rc0 counts as 0.16.0 and
@@ -49,7 +50,7 @@ class Affected:
     def __post_init__(self) -> None:
         """Refuse what cannot be read."""
         try:
-            SpecifierSet(self.megatron_core), SpecifierSet(self.torch)
+            _specifiers(self.megatron_core), _specifiers(self.torch)
         except InvalidSpecifier as error:
             raise PatchDefinitionError(f"Affected({self.source!r})", str(error)) from error
         if not self.megatron_core or not self.source:
@@ -63,11 +64,14 @@ class Affected:
     @staticmethod
     def contains(specifier: str, version: Version) -> bool:
         """Tell whether the release segment of ``version`` satisfies ``specifier``."""
-        return SpecifierSet(specifier).contains(version.base_version, prereleases=True)
+        return _specifiers(specifier).contains(version.base_version, prereleases=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patch:
+#: Parsed once: the same few specifiers stand in many rows.
+_specifiers = functools.cache(SpecifierSet)
+
+
+class Patch(Record):
     """One fix. The file that declares it gives it its id: ``mtp_inference.py`` is ``mtp-inference``.
 
     Raises PatchDefinitionError when a text is missing, there is no row, or there is nothing to put in place.
@@ -95,9 +99,9 @@ class Patch:
     probe: Callable[[ModuleType], bool]
     #: For each attribute of the target, such as "GPTModel._postprocess", what makes its replacement of the original.
     #: Where releases differ in the name, "Strategy.load or load" is the first of the two that is there.
-    replacements: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    replacements: Mapping[str, Callable[[Any], Any]] = _NONE
     #: Names that the target uses and lacks, with the values to give them. Nothing is overwritten.
-    additions: Mapping[str, object] = field(default_factory=dict)
+    additions: Mapping[str, object] = _NONE
     #: For a bug that strikes while the target loads: makes the context manager inside which its body is executed. The
     #: probe is then called with the module as it is before that, empty but for its spec.
     execution: Callable[[ModuleType], AbstractContextManager[object]] | None = None

@@ -5,7 +5,6 @@ because megatron-core pickles some of what is replaced here.
 """
 
 import contextlib
-import dataclasses
 import functools
 import importlib.util
 import inspect
@@ -262,7 +261,7 @@ def _trace(error: BaseException) -> str:
 
 def _decide(patch: Patch, module: ModuleType, contexts: Contexts | None) -> Outcome:
     if off := _switches.leaves_out(patch):
-        if patch.recognised_by and not dataclasses.replace(_switches, enable=(patch.id,)).leaves_out(patch):
+        if patch.recognised_by and not _switches.replace(enable=(patch.id,)).leaves_out(patch):
             _decide(_announcement(patch, off), module, None)
         return _skipped(patch, SkipReason.SWITCHED_OFF, off)
     if getattr(getattr(module, "__spec__", None), "loader", None) is None:
@@ -300,9 +299,7 @@ def _announcement(patch: Patch, off: str) -> Patch:
         return replacement
 
     stand_in = dict.fromkeys(patch.replacements, announcing)
-    return dataclasses.replace(
-        patch, id=f"{patch.id}-announcement", opt_in="", replacements=stand_in, additions={}, execution=None
-    )
+    return patch.replace(id=f"{patch.id}-announcement", opt_in="", replacements=stand_in, additions={}, execution=None)
 
 
 def _carries(patch: Patch, module: ModuleType) -> bool:

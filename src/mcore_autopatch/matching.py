@@ -1,17 +1,16 @@
 """Compares the affected rows of a patch with the releases and the device at hand."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from packaging.version import Version
 
 from mcore_autopatch import installed
 from mcore_autopatch.declaration import Affected, Device, Patch
 from mcore_autopatch.outcome import SkipReason
+from mcore_autopatch.record import Record
 
 
-@dataclass(frozen=True, slots=True)
-class Combination:
+class Combination(Record):
     """What a patch may meet: two releases, as they state themselves, and a device."""
 
     megatron_core: str | None
@@ -22,7 +21,7 @@ class Combination:
     @classmethod
     def loaded(cls) -> "Combination":
         """Return what is loaded in this process."""
-        return cls(installed.megatron_core(), installed.torch(), installed.device())
+        return cls(megatron_core=installed.megatron_core(), torch=installed.torch(), device=installed.device())
 
     def __str__(self) -> str:
         return (

@@ -1,9 +1,9 @@
 """What became of a patch in this process."""
 
 import enum
-from dataclasses import dataclass
 
 from mcore_autopatch.declaration import Affected
+from mcore_autopatch.record import Record
 
 
 class Status(str, enum.Enum):
@@ -40,8 +40,7 @@ class SkipReason(str, enum.Enum):
     STAND_IN = "stand-in module"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(Record):
     """The decision about one patch in this process."""
 
     #: Id of the patch.

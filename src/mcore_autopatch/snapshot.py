@@ -1,6 +1,5 @@
 """This process as a document: versions, device, switches and outcomes. The JSON of every report has this form."""
 
-import dataclasses
 import os
 import platform
 import socket
@@ -37,7 +36,7 @@ def document() -> dict[str, Any]:
 
 def plain(outcome: Outcome) -> dict[str, Any]:
     """Return an outcome as a dict of JSON values."""
-    values = dataclasses.asdict(outcome)
+    values = dict(vars(outcome))
     values["affected"] = str(outcome.affected) if outcome.affected else None
     values["reason"] = outcome.reason.value if outcome.reason else None
     values["status"] = outcome.status.value

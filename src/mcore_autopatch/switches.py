@@ -1,12 +1,11 @@
 """The environment variables, read into one frozen object."""
 
-import difflib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from mcore_autopatch._startup import OFF
 from mcore_autopatch.declaration import Patch
+from mcore_autopatch.record import Record
 
 #: Every variable that means something.
 NAMES = (
@@ -19,8 +18,7 @@ NAMES = (
 _ON = ("1", "true", "on", "yes")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Switches:
+class Switches(Record):
     """What the user asked for."""
 
     #: MCORE_AUTOPATCH_VERBOSE: 1 prints each decision on stderr, 2 adds reasons, timings and every rank.
@@ -59,6 +57,8 @@ class Switches:
         flag("MCORE_AUTOPATCH", default=True)  # _startup obeys it; here it is only checked for sense
         for name in environ:
             if name.startswith("MCORE_AUTOPATCH") and name not in NAMES:
+                import difflib  # rarely needed, and a millisecond
+
                 near = difflib.get_close_matches(name, NAMES, n=1)
                 problems.append(f"{_shown(name)} is no switch{f'; did you mean {near[0]}?' if near else ''}")
         level = environ.get("MCORE_AUTOPATCH_VERBOSE", "").strip()

@@ -29,6 +29,8 @@ def patch(patch_id="one", *, target=MODEL, attributes=("function",), probe=lambd
 
 def use(*patches, broken=None):
     """Let these be the whole catalogue."""
-    aside = tuple(catalogue.Broken(patch_id, "somebody 1.0", error) for patch_id, error in (broken or {}).items())
-    found = catalogue.Catalogue({one.id: one for one in patches}, aside)
+    aside = tuple(
+        catalogue.Broken(id=patch_id, origin="somebody 1.0", error=error) for patch_id, error in (broken or {}).items()
+    )
+    found = catalogue.Catalogue(patches={one.id: one for one in patches}, broken=aside)
     catalogue.load = lambda: found
