@@ -113,31 +113,30 @@ def ended(queue: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def no_endless_wait(queue: Any, seconds: float = 10.0) -> Iterator[None]:
-    """Raise TimeoutError when the persistent worker has been dead for ``seconds`` and the body still goes on."""
+def no_endless_wait(queue: Any, *, limit: float = float("inf")) -> Iterator[None]:
+    """Raise TimeoutError when the persistent worker has been dead for 5 seconds, or after ``limit`` seconds."""
+    started = time.monotonic()
     died: list[float] = []
 
     def look(number: int, frame: Any) -> None:
         now = time.monotonic()
-        if left and now > started + left:
+        if alarm and now > started + alarm:
             before(number, frame)
         process = getattr(persistent_caller(queue), "process", None)
         # Asking for the exit code would take it away from somebody who is waiting for the process.
-        if process is None or not connection.wait([process.sentinel], 0):
-            return
-        died.append(now)
-        if now > died[0] + seconds:
-            text = (
-                f"the trainer still waits for its checkpoint worker, which has ended with exit code {process.exitcode}"
-            )
-            raise TimeoutError(text)
+        if process is not None and connection.wait([process.sentinel], 0):
+            died.append(now)
+            if now > died[0] + 5:
+                end = f"which has ended with exit code {process.exitcode}"
+                raise TimeoutError(f"the trainer still waits for its checkpoint worker, {end}")
+        elif now > started + limit:
+            raise TimeoutError("the trainer still waits for its checkpoint worker, which has nothing to do")
 
-    left, started = signal.alarm(0), time.monotonic()
     before: Any = signal.signal(signal.SIGALRM, look)
-    signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
+    # There is one timer, so that whoever has set it is called from here.
+    alarm, interval = signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        signal.alarm(left)
+        signal.setitimer(signal.ITIMER_REAL, alarm, interval)
