@@ -341,13 +341,95 @@ print(m.function(1))
     assert done.stdout == "0\n('one', 'function', 1, 1)\n"
 
 
-def test_our_finder_stays_first_and_wrapts_comes_after(run):
+def test_wrapts_finder_comes_after_ours_and_nobody_elses_place_changes(run):
     done = run("""
 use(patch())
+class Theirs:
+    find_spec = staticmethod(lambda name, path=None, target=None: None)
+sys.meta_path.insert(0, Theirs)
 import megatron.core
-print(type(sys.meta_path[0]).__name__, [type(f).__name__ for f in sys.meta_path].count("Finder"))
+assert sys.meta_path.pop(0) is Theirs
+assert Theirs not in sys.meta_path
+print(*[type(finder).__name__ for finder in sys.meta_path][:2])
+print(importlib.import_module(MODEL).function(1))
 """)
-    assert done.stdout == "Finder 1\n"
+    assert done.stdout == "Finder ImportHookFinder\n('one', 'function', 1, 1)\n"
+
+
+def test_install_puts_our_finder_first(run):
+    done = run("""
+use(patch())
+import importlib.machinery
+class Greedy:
+    find_spec = staticmethod(lambda *args: importlib.machinery.PathFinder.find_spec(*args))
+sys.meta_path.insert(0, Greedy)
+mcore_autopatch.install()
+print(type(sys.meta_path[0]).__name__, importlib.import_module(MODEL).function(1))
+""")
+    assert done.stdout == "Finder ('one', 'function', 1, 1)\n"
+
+
+def test_arming_does_not_deadlock_with_a_thread_that_is_importing_what_it_imports(run, tmp_path):
+    (tmp_path / "slow.py").write_text("import time; time.sleep(0.5); import colorsys")
+    done = run(f"""
+import threading, time
+from mcore_autopatch import catalogue
+sys.path.insert(0, {str(tmp_path)!r})
+use(patch())
+found = catalogue.load()
+catalogue.load = lambda: (__import__("slow"), found)[1]
+thread = threading.Thread(target=__import__, args=("slow",))
+thread.start()
+time.sleep(0.1)
+import megatron.core.models.model as m
+thread.join()
+print(m.function(1))
+""")
+    assert done.stdout == "('one', 'function', 1, 1)\n"
+
+
+def test_a_warning_in_the_body_of_a_target_blames_whoever_imports_it(run, tmp_path):
+    (tmp_path / "warner.py").write_text("import warnings; warnings.warn('old', DeprecationWarning, stacklevel=2)")
+    done = run(f"""
+sys.path.insert(0, {str(tmp_path)!r})
+use(patch(target="warner", replacements={{}}, additions={{"x": 1}}))
+import megatron.core, warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import warner
+print(caught[0].filename, warner.x)
+""")
+    assert done.stdout == "<string> 1\n"
+
+
+def test_the_loader_of_a_spec_is_compared_shown_and_changed_as_the_real_one(run):
+    done = run("""
+use(patch())
+import importlib.util, megatron.core.models
+from importlib.machinery import SourceFileLoader
+class Mine(SourceFileLoader):
+    def source_to_code(self, data, path, *, _optimization=-1):
+        return super().source_to_code(b"def function(x): return ('mine', x)", path)
+    def get_code(self, name):
+        return self.source_to_code(b"", "mine")
+class Wrapping:
+    busy = False
+    def find_spec(self, name, path=None, target=None):
+        if name != MODEL or Wrapping.busy:
+            return None
+        Wrapping.busy = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            Wrapping.busy = False
+        assert spec.loader == SourceFileLoader(name, spec.origin) and "SourceFileLoader" in repr(spec.loader)
+        assert spec == importlib.machinery.PathFinder.find_spec(name, path) and hash(spec.loader)
+        spec.loader.__class__ = Mine
+        return spec
+sys.meta_path.insert(0, Wrapping())
+print(importlib.import_module(MODEL).function(1))
+""")
+    assert done.stdout == "('one', 'mine', 1)\n"
 
 
 # What is replaced, and how.

@@ -65,6 +65,17 @@ def test_a_path_that_cannot_be_written_is_one_warning(python, tmp_path, path):
     assert done.stderr.count("\n") == 1
 
 
+def test_a_device_or_pipe_is_written_to_and_not_replaced(python):
+    done = python("-c", PREAMBLE, overlays=[FAKE], check=0, MCORE_AUTOPATCH_REPORT="/dev/stderr")
+    assert json.loads(done.stderr)["outcomes"][0]["status"] == "applied"
+
+
+def test_a_relative_path_is_that_of_the_start(python, tmp_path):
+    code = PREAMBLE + "import os; os.mkdir('other'); os.chdir('other')"
+    python("-c", code, overlays=[FAKE], check=0, MCORE_AUTOPATCH_REPORT="here.json")
+    assert (tmp_path / "here.json").is_file()
+
+
 def report(rank, *, world_size=4, pid=None, status="applied", reason=None, **fields):
     outcome = {"patch": "one", "status": status, "reason": reason}
     given = {"schema": 1, "mcore_autopatch": "0.1.0", "host": f"host{rank // 8}", "pid": pid or rank, "rank": rank}

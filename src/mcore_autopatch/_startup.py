@@ -22,11 +22,32 @@ class Finder:
         if name not in self.names:
             return None
         if name == "megatron.core":
-            arm(self)
+            arm_unlocked(self)
             return None
         # A target is known only after arming, which has loaded the engine; some programs empty sys.modules after that.
         engine = sys.modules.get("mcore_autopatch.engine")
         return None if engine is None else engine.find_spec(self, name, path, target)
+
+
+def arm_unlocked(finder: Finder) -> None:
+    """Arm from inside find_spec, where importlib holds the lock of all imports.
+
+    Arming imports modules, and would deadlock with a thread that is importing one of them and wants that lock.
+    """
+    import _imp  # built in, and loaded by every interpreter
+
+    held = 0
+    try:
+        while _imp.lock_held():
+            _imp.release_lock()
+            held += 1
+    except RuntimeError:  # another thread's by now
+        pass
+    try:
+        arm(finder)
+    finally:
+        for _ in range(held):
+            _imp.acquire_lock()
 
 
 def arm(finder: Finder) -> None:

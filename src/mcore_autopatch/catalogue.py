@@ -55,11 +55,14 @@ class Catalogue(Record):
     def unknown(self, switches: Switches) -> Iterator[str]:
         """Say which ids in the environment variables are no patch, and what may be meant."""
         broken = {one.id for one in self.broken}
-        for patch, variable in switches.named().items():
-            if patch not in self.patches and patch not in broken:
-                nearest = self.nearest(patch)
-                hint = f"did you mean {nearest}?" if nearest else f"known: {', '.join(self.patches)}"
-                yield f"{variable} names {patch[:80]!a}, which is no patch; {hint}"
+        unknown = {patch: name for patch, name in switches.named().items() if patch not in {*self.patches, *broken}}
+        for number, (patch, variable) in enumerate(unknown.items()):
+            if number == 5:  # noqa: PLR2004
+                yield f"{len(unknown) - number} more ids in MCORE_AUTOPATCH variables are no patches"
+                return
+            nearest = self.nearest(patch)
+            hint = f"did you mean {nearest}?" if nearest else f"known: {', '.join(self.patches)}"
+            yield f"{variable} names {patch[:80]!a}, which is no patch; {hint}"
 
 
 def load() -> Catalogue:
@@ -115,7 +118,11 @@ def _anybody_brings_patches() -> bool:
 def _of_folders() -> Iterator[Candidate]:
     for folder in filter(None, os.environ.get("MCORE_AUTOPATCH_PATH", "").split(os.pathsep)):
         try:
-            files = sorted(path for path in Path(folder).iterdir() if path.suffix == ".py" and path.name[0] != "_")
+            files = sorted(
+                path
+                for path in Path(folder).iterdir()
+                if path.suffix == ".py" and path.name[0] != "_" and path.is_file()
+            )
         except (OSError, ValueError) as error:
             problem = PatchDefinitionError("MCORE_AUTOPATCH_PATH", f"{error}; correct or unset it")
             yield "mcore-autopatch-path", folder, lambda problem=problem: _raise(problem)  # type: ignore[misc]

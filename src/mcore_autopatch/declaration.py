@@ -119,6 +119,10 @@ class Patch(Record):
         for text in ("title", "symptom", "cause", "effect", "upstream", "target"):
             if not getattr(self, text):
                 raise PatchDefinitionError(name, f"{text} must not be empty")
+        if not isinstance(self.target, str) or self.target in ("megatron", "megatron.core"):
+            raise PatchDefinitionError(name, "target must be the name of a module inside megatron.core")
+        if not isinstance(self.replacements, Mapping) or not isinstance(self.additions, Mapping):
+            raise PatchDefinitionError(name, "replacements and additions must be mappings")
         if self.id and not _ID.fullmatch(self.id):
             raise PatchDefinitionError(name, "an id is made of lower-case words joined by hyphens")
         if not self.affected:

@@ -12,7 +12,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -21,6 +21,7 @@ from typing import Any
 import wrapt
 
 from mcore_autopatch import _startup, catalogue, reporting
+from mcore_autopatch._importlib_bootstrap import Loader
 from mcore_autopatch.attributes import MARK, function_of, locate, look_up, marks, present
 from mcore_autopatch.declaration import Affected, Patch
 from mcore_autopatch.errors import AutopatchError, PatchFailedError
@@ -47,10 +48,9 @@ def install() -> tuple[Outcome, ...]:
     """
     if _startup.switched_off():
         return ()
-    finder = next((finder for finder in sys.meta_path if type(finder) is _startup.Finder), None)
-    if finder is None:
-        finder = _startup.Finder()
-        sys.meta_path.insert(0, finder)
+    finder = next((finder for finder in sys.meta_path if type(finder) is _startup.Finder), None) or _startup.Finder()
+    # First, because a finder ahead of ours that finds a target by itself would leave it unpatched.
+    sys.meta_path[:] = [finder, *(other for other in sys.meta_path if other is not finder)]
     _startup.arm(finder)
     return reporting.outcomes()
 
@@ -76,10 +76,24 @@ def arm(finder: _startup.Finder) -> None:
     finder.names = frozenset(by_target)
     for target in by_target:
         _hook(target)
-    # wrapt puts its finder first when the first hook is registered; it may look up a target only if ours does not.
-    # Assigning the slice keeps the list that importlib is walking now, and skips no finder of it.
-    if any(other is finder for other in sys.meta_path):
-        sys.meta_path[:] = [finder, *(other for other in sys.meta_path if other is not finder)]
+    _put_in_order(finder)
+
+
+def _put_in_order(finder: _startup.Finder) -> None:
+    """Move wrapt's finder, which it puts first with its first hook, behind ours, for it to look up what ours does not.
+
+    All others stay where they are. Programs take a finder of theirs away with sys.meta_path.pop(0).
+    """
+    ahead = [other for other in sys.meta_path if _is_wrapts(other)]
+    if ahead and any(other is finder for other in sys.meta_path):
+        rest = [other for other in sys.meta_path if not _is_wrapts(other)]
+        place = rest.index(finder) + 1
+        # Assigning the slice keeps the list that importlib is walking now, and skips no finder of it.
+        sys.meta_path[:] = [*rest[:place], *ahead, *rest[place:]]
+
+
+def _is_wrapts(finder: object) -> bool:
+    return type(finder).__module__ == wrapt.register_post_import_hook.__module__
 
 
 def _hook(target: str) -> None:
@@ -132,7 +146,7 @@ def find_spec(
     """Find the spec of a target as importlib would without us, and give it a loader that fires the target's hooks."""
     for other in tuple(sys.meta_path):
         # wrapt's finder would import the parent package again, and deadlocks where that package starts threads.
-        if other is finder or type(other).__module__ == wrapt.register_post_import_hook.__module__:
+        if other is finder or _is_wrapts(other):
             continue
         look_up = getattr(other, "find_spec", None)
         if look_up is None:
@@ -151,60 +165,20 @@ def _wrap_loader(spec: ModuleSpec) -> None:
     loader = spec.loader
     # A lazy loader executes the body later, through the loader inside it.
     if isinstance(loader, importlib.util.LazyLoader):
-        loader.loader = _Loader(spec.name, loader.loader)  # type: ignore[attr-defined]
+        inner = loader.loader  # type: ignore[attr-defined]
+        loader.loader = Loader.around(inner, spec.name, _execute)  # type: ignore[attr-defined]
     elif hasattr(loader, "exec_module"):
-        spec.loader = _Loader(spec.name, loader)  # type: ignore[assignment]
+        spec.loader = Loader.around(loader, spec.name, _execute)
 
 
-def _itself(loader: Any) -> Any:
-    return loader
-
-
-class _Loader:
-    """The real loader in all but this: after the body has run, the post-import hooks of the module fire."""
-
-    def __init__(self, name: str, real: Any) -> None:
-        self._name = name
-        self._real = real
-
-    def __getattr__(self, attribute: str) -> Any:
-        if attribute in ("_name", "_real"):  # while being copied
-            raise AttributeError(attribute)
-        return getattr(self._real, attribute)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        # Callers ask isinstance(spec.loader, SourceLoader) and the like of a spec that they do not execute.
-        return type(self._real)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _itself, (self._real,)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Give the real loader back to the module, execute its body, and fire its hooks."""
-        spec: Any = getattr(module, "__spec__", None)
-        if getattr(spec, "loader", None) is self:
-            spec.loader = self._real
-        if getattr(module, "__loader__", None) is self:
-            module.__loader__ = self._real
-        _execute(self._name, module, self._real.exec_module)
-        # A body may put something else in its place in sys.modules, and that is what importers get.
-        module = sys.modules.get(self._name, module)
-        was_pending = self._name in _pending
-        wrapt.notify_module_loaded(module)
-        # wrapt drops a hook that has fired, so for a reload or a second import ours is called from here.
-        if not was_pending or self._name in _pending:
-            _fire(self._name, module)
-
-
-def _execute(target: str, module: ModuleType, body: Callable[[ModuleType], None]) -> None:
-    """Execute the body of a target inside the context managers of the patches that ask for it."""
+def _execute(target: str, module: ModuleType) -> Iterator[None]:
+    """Do what is due before the body of a target is executed, yield, and do what is due after it."""
     contexts: Contexts = []
     try:
         for patch in _patches.get(target, ()):
             if patch.execution:
                 apply(patch, module, contexts)
-        body(module)
+        yield
     finally:
         for patch, context in reversed(contexts):
             try:
@@ -214,6 +188,15 @@ def _execute(target: str, module: ModuleType, body: Callable[[ModuleType], None]
                 raise
             except BaseException as error:
                 _record_failure(patch.id, error, "something may be left behind", origin=patch.origin)
+    # A body may put something else in its place in sys.modules, and that is what importers get.
+    module = sys.modules.get(target, module)
+    was_pending = target in _pending
+    wrapt.notify_module_loaded(module)
+    # wrapt drops a hook that has fired, so for a reload or a second import ours is called from here.
+    if not was_pending or target in _pending:
+        _fire(target, module)
+    # importlib takes the module from there, whatever a hook has done.
+    sys.modules.setdefault(target, module)
 
 
 def apply(patch: Patch, module: ModuleType, contexts: Contexts | None = None) -> Outcome:

@@ -31,7 +31,8 @@ def write_at_exit(template: str) -> None:
     if not _template:
         util.register_after_fork(_anchor, _register)
         _register()
-    _template = template
+    # Made absolute now, because the program may change its folder.
+    _template = os.path.abspath(template)  # noqa: PTH100
 
 
 def _register(_anchor: object = None) -> None:
@@ -41,15 +42,23 @@ def _register(_anchor: object = None) -> None:
 
 def _write() -> None:
     """Write the report in one step, so that nobody ever reads half of one. A failure is one warning."""
-    names = {"{host}": socket.gethostname(), "{rank}": os.environ.get("RANK", "none"), "{pid}": str(os.getpid())}
-    path = _template
-    for name, value in names.items():
-        path = path.replace(name, value)
-    scratch = None
+    path, scratch = _template, None
     try:
+        for name, value in (
+            ("{host}", socket.gethostname()),
+            ("{rank}", os.environ.get("RANK", "none")),
+            ("{pid}", str(os.getpid())),
+        ):
+            path = path.replace(name, value)
         if os.path.isdir(path):  # noqa: PTH112
             raise IsADirectoryError("it is a folder; give the name of a file, with {pid} in it")  # noqa: TRY301
-        folder = os.path.dirname(path) or "."  # noqa: PTH120
+        if os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113
+            # A device or a pipe, such as /dev/stderr: written to, and never replaced by a file.
+            with open(path, "w") as device:  # noqa: PTH123
+                device.write(f"{json.dumps(snapshot.document())}\n")
+            return
+        path = os.path.realpath(path)  # a link stays a link
+        folder = os.path.dirname(path)  # noqa: PTH120
         os.makedirs(folder, exist_ok=True)  # noqa: PTH103
         with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".mcore-autopatch-", delete=False) as file:
             scratch = file.name
