@@ -12,7 +12,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
-import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,8 +85,20 @@ def load() -> Catalogue:
 
 
 def _own() -> Iterator[Candidate]:
-    for name in sorted(module.name for module in pkgutil.iter_modules(patches.__path__)):
+    for name in _names():
         yield name, OWN, lambda name=name: importlib.import_module(f"{patches.__name__}.{name}")  # type: ignore[misc]
+
+
+def _names() -> list[str]:
+    files: set[str] = set()
+    for folder in patches.__path__:
+        with contextlib.suppress(OSError):  # in a zip file
+            files.update(os.listdir(folder))  # noqa: PTH208
+    if names := sorted(file[:-3] for file in files if file.endswith(".py") and file != "__init__.py"):
+        return names
+    import pkgutil  # for zip files, and for installations without sources; half a millisecond
+
+    return sorted(module.name for module in pkgutil.iter_modules(patches.__path__))
 
 
 def _of_distributions() -> Iterator[Candidate]:

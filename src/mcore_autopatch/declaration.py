@@ -15,7 +15,6 @@ from mcore_autopatch.errors import PatchDefinitionError
 from mcore_autopatch.record import Record
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
-_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
 class Device(str, enum.Enum):
@@ -123,13 +122,13 @@ class Patch(Record):
             raise PatchDefinitionError(name, "target must be the name of a module inside megatron.core")
         if not isinstance(self.replacements, Mapping) or not isinstance(self.additions, Mapping):
             raise PatchDefinitionError(name, "replacements and additions must be mappings")
-        if self.id and not _ID.fullmatch(self.id):
+        if self.id and not all(word.isalnum() and word.isascii() and word.islower() for word in self.id.split("-")):
             raise PatchDefinitionError(name, "an id is made of lower-case words joined by hyphens")
-        if not self.affected:
-            raise PatchDefinitionError(name, "at least one Affected row is needed")
         try:
             re.compile(self.recognised_by)
         except re.error as error:
             raise PatchDefinitionError(name, f"recognised_by is no regular expression: {error}") from error
+        if not self.affected:
+            raise PatchDefinitionError(name, "at least one Affected row is needed")
         if not (self.replacements or self.additions or self.execution):
             raise PatchDefinitionError(name, "there is nothing to replace, to add or to execute in")

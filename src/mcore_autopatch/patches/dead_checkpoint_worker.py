@@ -4,7 +4,6 @@ import contextlib
 import functools
 import inspect
 import logging
-import queue
 import signal
 import weakref
 from collections.abc import Callable
@@ -101,6 +100,8 @@ class _Watch:
 
     def _join(self, end: Any) -> None:
         """Wait as JoinableQueue.join does, and raise CheckpointWorkerError where that would never end."""
+        import queue  # loaded by megatron-core, and not yet when this file is read
+
         while not end._unfinished_tasks._semlock._is_zero():
             # Asked first, because the worker may end after it has done what is awaited.
             gone = self.gone()
@@ -124,6 +125,8 @@ class _Watch:
 
     def _get_nowait(self, end: Any) -> Any:
         """Return what the worker has put, or else raise CheckpointWorkerError where it will never put anything."""
+        import queue
+
         gone = self.gone()
         try:
             return type(end).get_nowait(end)

@@ -1,7 +1,6 @@
 """A model with multi-token prediction (MTP) cannot run without labels."""
 
 import ast
-import copy
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
@@ -51,6 +50,8 @@ def without_labels(original: Callable[..., Any]) -> Callable[..., Any]:
 
     Source: Megatron-LM#3297. Raises what the original raises.
     """
+    import copy  # loaded by torch, and perhaps not yet when this file is read
+
     signature = inspect.signature(original)
     position = list(signature.parameters).index("labels")
     by_block = _BY_BLOCK in _loss_conditions(original)
