@@ -14,9 +14,10 @@ from mcore_autopatch.reproductions import _cpu
 MODES = ("sync", "async", "persistent")
 
 
-def round_trip(mode: str) -> str:
+def round_trip(mode: str, *, stand_ins: bool = True) -> str:
     """Save a small state in the given mode of the writer, load it into an empty one, and compare the two.
 
+    ``stand_ins`` are what the calls of torch.cuda find in the process of a persistent worker, as they do in this one.
     Raises ValueError where they differ, and what megatron-core raises. Leaves neither a file nor a process behind.
     """
     _cpu.start()
@@ -33,7 +34,7 @@ def round_trip(mode: str) -> str:
             saved, folder, TorchDistSaveShardedStrategy("torch_dist", 1), async_sharded_save=mode != "sync", **options
         )
         if request is not None:
-            _write(request, persistent=mode == "persistent")
+            _write(request, persistent=mode == "persistent", stand_ins=stand_ins)
         loaded = dist_checkpointing.load(_state(filled=False), folder)
     for name, value in saved.items():
         expected = getattr(value, "data", value)
@@ -70,18 +71,25 @@ def _state(*, filled: bool) -> dict[str, Any]:
     }
 
 
-def _write(request: Any, *, persistent: bool) -> None:
+def _write(request: Any, *, persistent: bool, stand_ins: bool) -> None:
     """Let another process do the writing, and wait for it. Leaves no process behind."""
     from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 
     # Up to 0.11 the tensors are copied to the host before, and no process stays.
-    if getattr(request, "preload_fn", None) is not None:
+    if stand_ins and getattr(request, "preload_fn", None) is not None:
         request = request._replace(preload_fn=_cpu.with_stand_ins(request.preload_fn))
     queue = AsyncCallsQueue(persistent=True) if persistent else AsyncCallsQueue()
     with ended(queue), no_endless_wait(queue):
         queue.schedule_async_request(request)
         queue.maybe_finalize_async_calls(blocking=True)
         queue.close()
+
+
+def has_persistent_worker() -> bool:
+    """Tell whether this megatron-core has persistent workers: it has them since 0.12."""
+    from megatron.core.dist_checkpointing.strategies import async_utils
+
+    return hasattr(async_utils, "PersistentAsyncCaller")
 
 
 def persistent_caller(queue: Any) -> Any:

@@ -92,10 +92,7 @@ def _trainer() -> Iterator[_Trainer]:
 
 def _case(function: Callable[[_Trainer], str]) -> Callable[[], str]:
     def case() -> str:
-        _cpu.start()
-        from megatron.core.dist_checkpointing.strategies import async_utils
-
-        if not hasattr(async_utils, "PersistentAsyncCaller"):
+        if not _checkpoint.has_persistent_worker():
             return "this megatron-core has no persistent worker"
         with _trainer() as trainer:
             return function(trainer)

@@ -11,12 +11,12 @@ from mcore_autopatch.reproductions import _checkpoint, _cpu
 
 def _loop() -> str:
     """Execute what the worker executes, in this process, where its error can be seen."""
+    if not _checkpoint.has_persistent_worker():
+        return "this megatron-core has no persistent worker"
     _cpu.start()
     from megatron.core.dist_checkpointing.strategies import async_utils
 
-    caller = getattr(async_utils, "PersistentAsyncCaller", None)
-    if caller is None:
-        return "this megatron-core has no persistent worker"
+    caller = async_utils.PersistentAsyncCaller
     requests: queue.Queue[str] = queue.Queue()
     requests.put("DONE")
     level = logging.getLogger(async_utils.__name__).getEffectiveLevel()
@@ -28,10 +28,7 @@ def _loop() -> str:
 
 
 def _persistent() -> str:
-    _cpu.start()
-    from megatron.core.dist_checkpointing.strategies import async_utils
-
-    if not hasattr(async_utils, "PersistentAsyncCaller"):
+    if not _checkpoint.has_persistent_worker():
         return "this megatron-core has no persistent worker"
     return _checkpoint.round_trip("persistent")
 
