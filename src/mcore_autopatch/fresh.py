@@ -63,8 +63,9 @@ def _tell(modules: Sequence[str]) -> dict[str, Any]:
         except Exception as error:
             problems[module] = f"{type(error).__name__}: {error}"
     # A release without the module is no problem where none of the module's patches is for that release.
-    wanted = {patch.target for patch in _waiting() if not _not_for_this(patch)}
-    problems = {module: text for module, text in problems.items() if module in wanted or module not in targets}
+    if "megatron.core" in sys.modules:
+        wanted = {patch.target for patch in _waiting() if not _not_for_this(patch)}
+        problems = {module: text for module, text in problems.items() if module in wanted or module not in targets}
     findings = doctor.findings(active=active, early=early)
     told = {**snapshot.document(), "hook": active, "problems": problems}
     return {**told, "findings": [dataclasses.asdict(finding) for finding in findings]}
@@ -77,8 +78,6 @@ def _waiting() -> list[Patch]:
 
 def _not_for_this(patch: Patch) -> bool:
     """Tell whether no row of a waiting patch matches what is loaded, and record that as its outcome."""
-    if "megatron.core" not in sys.modules:
-        return False
     _, reason, detail = match(patch, Combination.loaded())
     if reason:
         skipped = Outcome(patch=patch.id, status=Status.SKIPPED, reason=reason, detail=detail, origin=patch.origin)
