@@ -1,4 +1,4 @@
-"""Sessions: demo, tests, seed, newer, floors, lint, new_patch; `python -m nox -s NAME`. Each sets up all it needs."""
+"""Sessions; `python -m nox --list` names them and `python -m nox -s NAME` runs one. Each sets up all it needs."""
 
 import os
 import re
@@ -17,6 +17,10 @@ FLOORS = ("wrapt==1.14.0", "packaging==20.9")
 UNDECLARED = ("numpy", "psutil")
 #: What megatron-core 0.18 and 0.19 import as well; a CPU build of torch comes without it.
 TRITON = "triton==3.6.0; sys_platform == 'linux'"
+
+
+#: Releases of megatron-core and the environments that they are tested in.
+RELEASES = nox.project.load_toml("tests/releases.toml")
 
 
 def install_wheel(session, extra=""):
@@ -68,6 +72,44 @@ def newer(session):
     install_wheel(session, "[test]")
     tests = session.posargs or ["tests/test_contracts.py", "tests/patches", "-k", "contracts or 0.18 or 0.19"]
     session.run("python", "-m", "pytest", "-n", str(min(4, os.cpu_count() or 1)), *tests)
+
+
+@nox.session
+@nox.parametrize("python,environment", [(told["python"], name) for name, told in RELEASES["environments"].items()])
+def matrix(session, environment):
+    """Run every reproduction on every release in every environment, without us and with us: docs/matrix.json and .svg.
+
+    It takes an hour and more, and goes on where it was stopped. Arguments go to tests/matrix/run.py.
+    """
+    session.install(*RELEASES["environments"][environment]["requirements"], *UNDECLARED, TRITON, "matplotlib>=3.9")
+    install_wheel(session)
+    tests = {"PYTHONPATH": "tests"}
+    session.run("python", "-m", "matrix.run", environment, *session.posargs, env=tests)
+    session.run("python", "-m", "matrix.draw", env=tests)
+
+
+@nox.session
+def matrix_boundaries(session):
+    """Run the cells where a bug begins or ends, with one torch, and compare them with docs/matrix.json."""
+    session.install(TORCH, *UNDECLARED, TRITON)
+    install_wheel(session)
+    session.run("python", "-m", "matrix.run", "torch-2.13.0", "--boundaries", env={"PYTHONPATH": "tests"})
+
+
+@nox.session(venv_backend="none")
+def new_releases(session):
+    """Name the releases of megatron-core on the package index that tests/releases.toml does not know."""
+    # Later releases ask for newer Pythons.
+    told = session.run(
+        "python", "-m", "pip", "index", "versions", "megatron-core", "--python-version=3.14", silent=True, stderr=None
+    )
+    (line,) = re.findall(r"^Available versions: (.*)$", told, re.MULTILINE)
+    first, *_ = RELEASES["releases"]
+    # From the newest on, and the file begins with the oldest that is tested.
+    newest = line.split(", ")
+    unknown = [release for release in newest[: newest.index(first)] if release not in RELEASES["releases"]]
+    if unknown:
+        session.error(f"not in tests/releases.toml: {', '.join(unknown)}")
 
 
 @nox.session(venv_backend="none")

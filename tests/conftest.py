@@ -5,18 +5,13 @@ import subprocess
 import sys
 
 import pytest
-from environments import ROOT, clean_environment, fetch, pip_install
-from packaging.version import Version
+from environments import ROOT, clean_environment, fetch_release, pip_install
 
 
 @pytest.fixture(scope="session")
 def megatron_core():
     """Return a function: version of megatron-core -> folder for PYTHONPATH."""
-    # From 0.17 on the wheels ask for Python 3.12, but their Python code can be read by 3.11.
-    newer = "3.12" if sys.version_info < (3, 12) else None
-    return lambda version: fetch(
-        f"megatron-core=={version}", python=newer if Version(version) >= Version("0.17") else None
-    )
+    return fetch_release
 
 
 @pytest.fixture

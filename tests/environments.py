@@ -1,6 +1,10 @@
 """Folders, releases and environment variables that tests in fresh interpreters share."""
 
 import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -8,9 +12,27 @@ import sys
 import zipfile
 from pathlib import Path
 
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10, where pytest brings it
+    import tomli as tomllib
+
 ROOT = Path(__file__).parents[1]
 #: Releases are fetched once and kept; the folder is ignored by git.
 CACHE = ROOT / ".cache"
+
+
+@functools.cache
+def releases():
+    """Return releases.toml: the releases of megatron-core and the environments that they are tested in."""
+    return tomllib.loads(ROOT.joinpath("tests", "releases.toml").read_text())
+
+
+def fetch_release(version):
+    """Unpack a release of megatron-core into the cache and return the folder, for PYTHONPATH."""
+    wanted = releases()["releases"].get(version, {}).get("python", "")
+    here = f"3.{sys.version_info.minor}"
+    return fetch(f"megatron-core=={version}", python=None if wanted in ("", here) else wanted)
 
 
 def fetch(requirement, *, python=None):
@@ -31,6 +53,24 @@ def fetch(requirement, *, python=None):
             partial.rename(folder)
         shutil.rmtree(downloads)
     return folder
+
+
+def npu_overlay_and_variables(count):
+    """Return what lets a process import the real torch_npu on a driver that reports ``count`` NPUs.
+
+    A folder for PYTHONPATH and environment variables. Needs gcc, nm and ldd, and the torch that torch_npu is made for.
+    """
+    from ascend import driver_stub
+
+    overlay = fetch(f"torch-npu=={releases()['environments']['npu']['torch_npu']}")
+    # Also by what builds it, so that a change there does not go unnoticed.
+    recipe = hashlib.sha256(Path(driver_stub.__file__).read_bytes()).hexdigest()[:8]
+    driver = CACHE / f"ascend-driver-torch-{importlib.metadata.version('torch')}-{overlay.name}-{recipe}"
+    if not driver.is_dir():
+        torch = Path(importlib.util.find_spec("torch").origin).parent
+        driver_stub.build(torch, overlay / "torch_npu", driver)
+    variables = {"LD_LIBRARY_PATH": driver_stub.library_path(driver), "FAKE_NPU_COUNT": count}
+    return overlay, {**variables, "TORCH_DEVICE_BACKEND_AUTOLOAD": 1}
 
 
 def clean_environment(**variables):

@@ -6,25 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from environments import releases
 
 from mcore_autopatch import catalogue
 
 PATCHES = catalogue.load().patches
-#: The wheels from 0.17 on ask for Python 3.12, but Python 3.11 can read them.
-RELEASES = [
-    "0.10.0",
-    "0.11.0",
-    "0.12.0",
-    "0.12.1",
-    "0.12.2",
-    "0.12.3",
-    "0.13.0",
-    "0.13.1",
-    "0.14.0",
-    "0.15.0",
-    "0.15.1",
-]
-RELEASES += ["0.15.2", "0.15.3", "0.16.0", "0.16.1", "0.17.0", "0.17.1", "0.18.0", "0.18.2", "0.19.0", "0.19.2"]
+RELEASES = [name for name, release in releases()["releases"].items() if "torch-2.13.0" in release["environments"]]
 #: For the session on Python 3.12, with another torch.
 NEWER = ["0.16.1", "0.17.1", "0.18.2", "0.19.2"]
 

@@ -25,8 +25,10 @@ EXPECTED = {
     "0.17.0": "APPLIED",
     "0.17.1": "APPLIED",
     "0.18.0": "APPLIED",
+    "0.18.1": "APPLIED",
     "0.18.2": "APPLIED",
     "0.19.0": "APPLIED",
+    "0.19.1": "APPLIED",
     "0.19.2": "APPLIED",
 }
 

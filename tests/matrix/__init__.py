@@ -1,0 +1,1 @@
+"""Every reproduction on every release of megatron-core: `run` measures, `cells` runs in one process, `draw` draws."""
