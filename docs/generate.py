@@ -1,5 +1,5 @@
 # ruff: noqa: INP001
-"""Writes docs/patches.md from the declarations of the patches: ``python docs/generate.py``.
+"""Writes docs/patches.md from the declarations of the patches: ``python docs/generate.py``. Needs packaging.
 
 With ``--check`` nothing is written, and the exit code is 1 if the file is not what would be written.
 """
@@ -10,7 +10,12 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from mcore_autopatch import Patch, catalogue
+# The declarations beside this file, whatever copy of the package was loaded when Python started.
+for loaded in [name for name in sys.modules if name.partition(".")[0] == "mcore_autopatch"]:
+    del sys.modules[loaded]
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+from mcore_autopatch import Patch, catalogue  # noqa: E402
 
 FILE = Path(__file__).with_name("patches.md")
 #: Whose repository a short reference such as verl#6322 means. A reference that is not short needs no entry.
