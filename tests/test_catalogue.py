@@ -1,5 +1,6 @@
 """What every patch owes, checked over the whole catalogue."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -35,10 +36,16 @@ def test_texts_are_complete_sentences_with_a_link(patch):
     for field in ("symptom", "cause", "effect"):
         assert getattr(patch, field)[0].isupper() or field == "cause", field
         assert getattr(patch, field).endswith("."), field
+    assert patch.errors
     assert not patch.title.endswith(".")
     assert patch.upstream.startswith("https://")
     assert patch.target.startswith("megatron.core.")
     assert patch.probe.__doc__
+
+
+@EACH
+def test_an_announced_patch_recognises_its_own_errors(patch):
+    assert not patch.recognised_by or any(re.search(patch.recognised_by, error) for error in patch.errors)
 
 
 @EACH
@@ -96,6 +103,12 @@ def declared(**fields):
 def test_a_declaration_with_a_hole_is_refused_by_name(field):
     with pytest.raises(PatchDefinitionError):
         declared(**{field: type(getattr(declared(), field))()})
+
+
+@pytest.mark.parametrize("errors", ["KeyError: 1", ("",), ("two\nlines",), ["KeyError: 1"]])
+def test_errors_are_lines_of_text(errors):
+    with pytest.raises(PatchDefinitionError, match="errors"):
+        declared(errors=errors)
 
 
 def test_a_pattern_that_cannot_be_read_is_refused():

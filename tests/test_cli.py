@@ -51,7 +51,10 @@ def test_list_shows_the_state_of_the_switch(cli):
 
 @pytest.mark.parametrize("patch", PATCHES.values(), ids=PATCHES)
 def test_explain_tells_all_that_the_declaration_says(cli, patch):
-    text = " ".join(cli("explain", patch.id).stdout.split())
+    told = cli("explain", patch.id).stdout
+    # Unbroken, for whoever compares or searches.
+    assert {f"    {error}" for error in patch.errors} <= set(told.splitlines())
+    text = " ".join(told.split())
     for part in (patch.title, patch.symptom, patch.cause, patch.effect, patch.upstream, *map(str, patch.affected)):
         assert " ".join(part.split()) in text
 

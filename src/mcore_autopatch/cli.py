@@ -209,8 +209,11 @@ def _explain(options: argparse.Namespace) -> int:
         switch = f"Off unless MCORE_AUTOPATCH_ENABLE={patch.id}. {patch.opt_in}"
     replaced = [f"{patch.target}.{path}" for path in (*patch.replacements, *patch.additions)]
     acts = replaced or [f"the execution of {patch.target}"]
+    print("\nSymptom")
+    _say(patch.symptom)
+    for error in patch.errors:
+        print(f"    {error}")  # in one line, however long: it is compared and searched for
     for title, lines in [
-        ("Symptom", [patch.symptom]),
         ("Cause", [patch.cause]),
         ("Affected", [str(row) for row in patch.affected]),
         ("Fixed upstream in", [patch.fixed_in or "no release yet", patch.upstream]),

@@ -80,8 +80,10 @@ class Patch(Record):
     id: str = ""
     #: One line: what is fixed.
     title: str
-    #: What the user sees, with the exact error text.
+    #: What the user sees, and where.
     symptom: str
+    #: The error texts by which people search for it, exactly as a traceback or a log shows them, a line each.
+    errors: tuple[str, ...] = ()
     #: Why it happens.
     cause: str
     #: What a call that worked before keeps, and what a call that failed now does.
@@ -122,6 +124,8 @@ class Patch(Record):
             raise PatchDefinitionError(name, "target must be the name of a module inside megatron.core")
         if not isinstance(self.replacements, Mapping) or not isinstance(self.additions, Mapping):
             raise PatchDefinitionError(name, "replacements and additions must be mappings")
+        if not isinstance(self.errors, tuple) or not all(error and error.isprintable() for error in self.errors):
+            raise PatchDefinitionError(name, "errors must be a tuple of lines of text")
         if self.id and not all(word.isalnum() and word.isascii() and word.islower() for word in self.id.split("-")):
             raise PatchDefinitionError(name, "an id is made of lower-case words joined by hyphens")
         try:

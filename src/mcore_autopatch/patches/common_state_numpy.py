@@ -61,10 +61,18 @@ patch = Patch(
     title="a checkpoint whose common state holds NumPy values cannot be loaded",
     symptom=(
         "A checkpoint with NumPy scalars or arrays among its common, not sharded, values is saved without complaint. "
-        "Loading it ends in UnpicklingError: Weights only load failed … Unsupported global: GLOBAL "
-        "numpy._core.multiarray.scalar was not an allowed global by default. For an array it ends in … Can only build "
-        "Tensor, Parameter, OrderedDict or types allowlisted via `add_safe_globals`, but got <class "
-        "'numpy.dtypes.Float64DType'>."
+        "Loading it ends in torch.load, with the second of these texts for a scalar and the third for an array."
+    ),
+    errors=(
+        "_pickle.UnpicklingError: Weights only load failed.",
+        (
+            "WeightsUnpickler error: Unsupported global: GLOBAL numpy._core.multiarray.scalar was not an allowed "
+            "global by default."
+        ),
+        (
+            "Can only build Tensor, Parameter, OrderedDict or types allowlisted via `add_safe_globals`, but got <class "
+            "'numpy.dtypes.Float64DType'>"
+        ),
     ),
     cause=(
         "From 0.14 on megatron-core loads the file common.pt with torch's default, which since torch 2.6 is weights "

@@ -254,8 +254,15 @@ patch = Patch(
     title="the trainer waits without end for a checkpoint worker that is dead",
     symptom=(
         "With AsyncCallsQueue(persistent=True), a save or its finalization never returns after the worker has been "
-        "killed, for want of memory for example, or has ended with an error. The same happens when the request cannot "
-        "be pickled: a thread prints the error, such as PicklingError: Can't pickle ..., and drops the request."
+        "killed, for want of memory for example, or has ended with an error: the trainer stays in preload_q.join() or "
+        "asks comp_q again and again. The same happens when the request cannot be pickled, as with MindSpeed's adaptor "
+        "for 0.12.1: a thread prints the error and drops the request."
+    ),
+    errors=(
+        (
+            "_pickle.PicklingError: Can't pickle <function preload_tensors at 0x…>: it's not the same object as "
+            "mindspeed.core.megatron_basic.megatron_basic.preload_tensors"
+        ),
     ),
     cause=(
         "schedule_async_call and close wait in join() of a queue, and is_current_async_call_done polls another one, "

@@ -17,8 +17,9 @@ patch = Patch(
     title="mixture-of-experts (MoE) routers crash without Transformer Engine",
     symptom=(
         "Where Transformer Engine is not installed (every Ascend host, many CPU and ROCm ones), the forward pass of a "
-        "MoE layer ends in RouterGatingLinearFunction with NameError: name 'te_general_gemm' is not defined."
+        "MoE layer ends in RouterGatingLinearFunction."
     ),
+    errors=("NameError: name 'te_general_gemm' is not defined",),
     cause=(
         "moe_utils imports te_general_gemm inside a try block and leaves the name unbound when that import fails; the "
         "router asks `te_general_gemm is not None`."

@@ -14,6 +14,7 @@ def probe(module: ModuleType) -> bool:
 patch = Patch(
     title=f"{mtp_empty_loss_mask.patch.title}, in megatron-core 0.12 and 0.13",
     symptom=mtp_empty_loss_mask.patch.symptom,
+    errors=mtp_empty_loss_mask.patch.errors,
     cause=(
         "MultiTokenPredictionBlock.forward divides the MTP loss by the number of tokens in the loss mask after rolling "
         "it by one. It is 0 when no token of the micro-batch counts. From 0.14 on, GPTModel does the same, and "

@@ -68,9 +68,9 @@ patch = Patch(
     title="multi-token prediction (MTP) models of megatron-core 0.12 and 0.13 cannot run without labels",
     symptom=(
         "A forward pass without labels (evaluation, inference, log-probabilities in reinforcement learning) ends in "
-        "MultiTokenPredictionBlock.forward with AssertionError: labels should not be None for calculating multi token "
-        "prediction loss."
+        "MultiTokenPredictionBlock.forward."
     ),
+    errors=("AssertionError: labels should not be None for calculating multi token prediction loss.",),
     cause=(
         "The block computes the MTP loss and asserts that there are labels, though all that it returns are the hidden "
         "states of the main model. From 0.14 on, GPTModel computes the loss, and mtp-inference corrects it there."

@@ -91,8 +91,9 @@ patch = Patch(
     title="multi-token prediction (MTP) models crash without labels",
     symptom=(
         "A forward pass without labels (evaluation, inference, log-probabilities in reinforcement learning) ends in "
-        "GPTModel._postprocess with AttributeError: 'NoneType' object has no attribute 'clone'."
+        "GPTModel._postprocess."
     ),
+    errors=("AttributeError: 'NoneType' object has no attribute 'clone'",),
     cause=(
         "GPTModel._postprocess computes the MTP loss whenever the model has MTP layers, in 0.16 even when "
         "mtp_num_layers is 0, and starts with labels.clone()."

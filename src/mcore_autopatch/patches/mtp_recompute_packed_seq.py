@@ -55,8 +55,9 @@ patch = Patch(
     title="full recompute of multi-token prediction (MTP) layers fails with packed sequences",
     symptom=(
         "Training a model with MTP layers, packed sequences and recompute_granularity='full' ends in its first forward "
-        "pass with TypeError: save_for_backward can only save variables, but argument 10 is of type PackedSeqParams."
+        "pass."
     ),
+    errors=("TypeError: save_for_backward can only save variables, but argument 10 is of type PackedSeqParams",),
     cause=(
         "MultiTokenPredictionLayer._checkpointed_forward passes the values of all its keywords, PackedSeqParams "
         "included, to a checkpoint that can only save tensors."

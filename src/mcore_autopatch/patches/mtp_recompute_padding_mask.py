@@ -56,10 +56,12 @@ def with_padding_mask(original: Callable[..., Any]) -> Callable[..., Any]:
 
 patch = Patch(
     title="full recompute fails in multi-token prediction (MTP) layers",
-    symptom=(
-        "Training a model with MTP layers and recompute_granularity='full' ends in its first forward pass with "
-        "TypeError: MultiTokenPredictionLayer._checkpointed_forward() got an unexpected keyword argument "
-        "'padding_mask'."
+    symptom=("Training a model with MTP layers and recompute_granularity='full' ends in its first forward pass."),
+    errors=(
+        (
+            "TypeError: MultiTokenPredictionLayer._checkpointed_forward() got an unexpected keyword argument "
+            "'padding_mask'"
+        ),
     ),
     cause=(
         "Two changes that do not fit together: forward passes padding_mask to _checkpointed_forward, and "

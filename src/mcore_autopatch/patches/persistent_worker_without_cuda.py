@@ -69,8 +69,9 @@ patch = Patch(
     title="the persistent checkpoint worker dies where there is no CUDA device",
     symptom=(
         "On an NPU or a CPU, the first save through AsyncCallsQueue(persistent=True) never returns. The spawned worker "
-        "has ended with ZeroDivisionError: integer modulo by zero, and the trainer waits for it."
+        "has ended with an error, and the trainer waits for it."
     ),
+    errors=("ZeroDivisionError: integer modulo by zero",),
     cause=(
         "PersistentAsyncCaller.async_loop, which is what the worker executes, starts with torch.cuda.set_device("
         "rank % torch.cuda.device_count()), and the count is 0 where torch.cuda does not answer for the device."

@@ -40,10 +40,10 @@ def with_blocking_copies(original: Callable[..., Any]) -> Callable[..., Any]:
 patch = Patch(
     title="the checkpoint writer waits for CUDA where there is none",
     symptom=(
-        "On an NPU or a CPU, the spawned worker of AsyncCallsQueue(persistent=True) ends with AssertionError: Torch "
-        "not compiled with CUDA enabled, in FileSystemWriterAsync.preload_tensors, and the trainer waits for it. On a "
-        "CPU, other saves fail alike."
+        "On an NPU or a CPU, the spawned worker of AsyncCallsQueue(persistent=True) ends in "
+        "FileSystemWriterAsync.preload_tensors, and the trainer waits for it. On a CPU, other saves fail alike."
     ),
+    errors=("AssertionError: Torch not compiled with CUDA enabled",),
     cause=(
         "preload_tensors copies to the host without blocking and then calls torch.cuda.synchronize(). A trainer on an "
         "NPU has imported torch_npu.contrib.transfer_to_npu, which makes that an NPU's; the worker has not."

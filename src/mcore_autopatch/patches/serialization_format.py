@@ -35,9 +35,9 @@ def with_torch_save_format(original: Callable[..., Any]) -> Callable[..., Any]:
 
 patch = Patch(
     title="checkpoints cannot be saved with torch 2.8 and later",
-    symptom=(
-        "Saving a checkpoint ends with RuntimeError: Worker failure: _write_item() missing 1 required positional "
-        "argument: 'serialization_format'. Asynchronous and synchronous saves share the writer and fail alike."
+    symptom=("Saving a checkpoint fails. Asynchronous and synchronous saves share the writer and fail alike."),
+    errors=(
+        ("RuntimeError: Worker failure: _write_item() missing 1 required positional argument: 'serialization_format'"),
     ),
     cause=(
         "megatron-core calls torch's private _write_item, which since torch 2.8.0 has a required last argument "

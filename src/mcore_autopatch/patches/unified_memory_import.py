@@ -145,10 +145,11 @@ patch = Patch(
     title="import megatron.core fails or hangs while it compiles a CUDA extension that few need",
     symptom=(
         "Where a CUDA build of torch and a CUDA toolkit see no GPU (login nodes, CI, image builds), import "
-        "megatron.core ends in torch's _get_cuda_arch_flags with IndexError: list index out of range. On any device "
-        "it never returns after a build has been killed: it waits in torch's FileBaton.wait for the file "
-        "managed_alloc_runtime/lock that the build has left in the folder of the torch extensions."
+        "megatron.core ends in torch's _get_cuda_arch_flags. On any device it never returns after a build has been "
+        "killed: it waits in torch's FileBaton.wait for the file managed_alloc_runtime/lock that the build has left in "
+        "the folder of the torch extensions."
     ),
+    errors=("IndexError: list index out of range",),
     cause=(
         "megatron.core.inference.unified_memory compiles managed_alloc_runtime with load_inline in its body. It is "
         "prepared for RuntimeError, ImportError and OSError only, and torch waits for a lock without end."

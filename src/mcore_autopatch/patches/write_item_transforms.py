@@ -40,10 +40,13 @@ def without_transforms(original: Callable[..., Any]) -> Callable[..., Any]:
 
 patch = Patch(
     title="checkpoint writes of megatron-core 0.11 fail with torch 2.7 and later",
-    symptom=(
-        "Saving a checkpoint ends with RuntimeError: Worker failure: _write_item() missing 1 required positional "
-        "argument: 'storage_key'; from torch 2.8 on with RuntimeError: Worker failure: _write_item() missing 2 "
-        "required positional arguments: 'storage_key' and 'serialization_format'."
+    symptom=("Saving a checkpoint fails, from torch 2.8 on with the second of these texts."),
+    errors=(
+        "RuntimeError: Worker failure: _write_item() missing 1 required positional argument: 'storage_key'",
+        (
+            "RuntimeError: Worker failure: _write_item() missing 2 required positional arguments: 'storage_key' and "
+            "'serialization_format'"
+        ),
     ),
     cause=(
         "megatron-core calls torch's private _write_item, which since torch 2.7.0 has a required first argument "

@@ -23,7 +23,8 @@ def naming_the_zero(original):
 
 patch = Patch(
     title="a parallel size of zero is a riddle",
-    symptom="ZeroDivisionError: integer modulo by zero, without a word about which size was zero.",
+    symptom="An error without a word about which size was zero.",
+    errors=("ZeroDivisionError: integer modulo by zero",),
     cause="megatron.core.utils.divide computes numerator % denominator first.",
     effect="ValueError with both numbers. Every other call is passed on untouched.",
     upstream="https://example.com/issues/1",
