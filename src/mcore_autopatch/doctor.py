@@ -274,8 +274,9 @@ def _stale() -> Iterator[Finding]:
                 continue
             for attribute, value in list(vars(other).items()):
                 if original is not None and value is original:
+                    replaced = f"the function that patch {outcome.patch} has replaced in {module.__name__}"
                     yield Finding(
-                        what=f"{name}.{attribute} is the function that patch {outcome.patch} has replaced in {module.__name__}",
+                        what=f"{name}.{attribute} is {replaced}",
                         why="that module has imported it before it was patched, and calls the unpatched one",
                         remedy=f"import {module.__name__} before {name}, or call mcore_autopatch.install() first",
                     )
