@@ -1,7 +1,6 @@
 """Everything that silently disables or weakens the fixes in this process and its environment."""
 
 import importlib.metadata
-import inspect
 import os
 import site
 import sys
@@ -17,7 +16,7 @@ from packaging.utils import canonicalize_name
 import mcore_autopatch
 from mcore_autopatch import _startup, catalogue, installed, reporting
 from mcore_autopatch.attributes import look_up, marks, present
-from mcore_autopatch.outcome import Status
+from mcore_autopatch.outcome import Outcome, SkipReason, Status
 from mcore_autopatch.switches import Switches
 
 DISTRIBUTION = "mcore-autopatch"
@@ -43,7 +42,7 @@ class Finding:
 
 def findings(*, active: bool, early: Sequence[str] = ()) -> list[Finding]:
     """Return all findings. ``active``: the hook was registered at the start; ``early``: targets imported before it."""
-    found = [*_switches(), *_start_up_files(), *_distributions(), *_dependencies(), *_copies(), *_replaced(), *_stale()]
+    found = [*_switches(), *_start_up_files(), *_distributions(), *_dependencies(), *_copies(), *_others(), *_stale()]
     if not active:
         found.insert(0, inactive())
     elif type(sys.meta_path[0]) is not _startup.Finder:
@@ -170,6 +169,11 @@ def _distributions() -> Iterator[Finding]:
         )
 
 
+def _version(distribution: str) -> str:
+    # Not importlib.metadata.version, in the place of which MindSpeed puts a function of its own.
+    return importlib.metadata.distribution(distribution).version
+
+
 def _dependencies() -> Iterator[Finding]:
     try:
         wanted = importlib.metadata.requires(DISTRIBUTION) or []
@@ -179,7 +183,7 @@ def _dependencies() -> Iterator[Finding]:
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
             continue
         try:
-            version = importlib.metadata.version(requirement.name)
+            version = _version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
             version = ""
         if not version or not requirement.specifier.contains(version, prereleases=True):
@@ -203,7 +207,7 @@ def _copies() -> Iterator[Finding]:
     loaded = {"megatron-core": installed.megatron_core() if "megatron.core" in sys.modules else None}
     for name, version in {**loaded, "torch": installed.torch()}.items():
         try:
-            stated = importlib.metadata.version(name)
+            stated = _version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
         one, other = installed.parsed(version), installed.parsed(stated)
@@ -215,34 +219,51 @@ def _copies() -> Iterator[Finding]:
             )
 
 
-def _in_place() -> Iterator[tuple[str, str, ModuleType]]:
-    """Yield id, attribute path and target module of everything that has been replaced here."""
+def _places(*states: Status | SkipReason) -> Iterator[tuple[Outcome, str, ModuleType]]:
+    """Yield outcome, attribute path and target module of everything that patches in one of ``states`` replace."""
     patches = catalogue.load().patches
     for outcome in reporting.outcomes():
         patch = patches.get(outcome.patch)
         module = sys.modules.get(patch.target) if patch else None
-        if patch and module and outcome.status is Status.APPLIED:
+        if patch and module and {outcome.status, outcome.reason} & set(states):
             for path in patch.replacements:
-                yield patch.id, present(module, path), module
+                yield outcome, present(module, path), module
 
 
-def _replaced() -> Iterator[Finding]:
-    for patch, path, module in _in_place():
+def _others() -> Iterator[Finding]:
+    """Look for what somebody has put in the place of a patch, after it or before it."""
+    for outcome, path, module in _places(Status.APPLIED, SkipReason.ALREADY_PATCHED):
         try:
             now: Any = look_up(module, path)
         except AttributeError:
             now = None
-        if patch not in marks(now):
-            writer = getattr(inspect.unwrap(now), "__module__", "somebody") if callable(now) else "somebody"
+        if outcome.patch in marks(now):
+            continue
+        writer = getattr(now, "__globals__", {}).get("__name__") or getattr(now, "__module__", None) or "somebody"
+        upstream = writer.partition(".")[0] in {"megatron", "torch"}
+        place = f"{module.__name__}.{path}"
+        if outcome.status is not Status.APPLIED and not upstream:
             yield Finding(
-                what=f"{module.__name__}.{path} was replaced by {writer} after patch {patch} was applied",
-                why="the fix is out of use wherever the replacement does not call what it replaced",
-                remedy=f"check that {writer} has the fix, or let it wrap the function instead of replacing it",
+                what=f"{place} was replaced by {writer} before patch {outcome.patch} could be applied",
+                why="the patch stands back, because it cannot tell whether the replacement has the bug",
+                remedy=f"import {module.__name__}, or call mcore_autopatch.install(), before {writer} patches it",
+            )
+        elif outcome.status is Status.APPLIED and upstream:
+            yield Finding(
+                what=f"{place} was put back to {writer}'s own after patch {outcome.patch} was applied",
+                why="the bug is there again",
+                remedy=f"import {module.__name__} before anybody else patches it, so that the fix is put back",
+            )
+        elif outcome.status is Status.APPLIED:
+            yield Finding(
+                what=f"{place} was replaced by {writer} after patch {outcome.patch} was applied",
+                why="the fix is out of use unless the replacement calls what it has replaced",
+                remedy=f"none if it calls it, as verl's does; otherwise check that {writer} has the fix",
             )
 
 
 def _stale() -> Iterator[Finding]:
-    for patch, path, module in _in_place():
+    for outcome, path, module in _places(Status.APPLIED):
         if "." in path:  # a method is looked up when it is called
             continue
         original = getattr(vars(module).get(path), "__wrapped__", None)
@@ -253,8 +274,9 @@ def _stale() -> Iterator[Finding]:
                 continue
             for attribute, value in list(vars(other).items()):
                 if original is not None and value is original:
+                    replaced = f"the function that patch {outcome.patch} has replaced in {module.__name__}"
                     yield Finding(
-                        what=f"{name}.{attribute} is the function that patch {patch} has replaced in {module.__name__}",
+                        what=f"{name}.{attribute} is {replaced}",
                         why="that module has imported it before it was patched, and calls the unpatched one",
                         remedy=f"import {module.__name__} before {name}, or call mcore_autopatch.install() first",
                     )

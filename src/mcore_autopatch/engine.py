@@ -211,7 +211,7 @@ def apply(patch: Patch, module: ModuleType, contexts: Contexts | None = None) ->
     started = time.perf_counter()
     try:
         before = reporting.recorded(patch)
-        if before is not None and before.status is Status.APPLIED and _carries(patch, module):
+        if before is not None and before.status is Status.APPLIED and _stays(patch, module):
             return before
         outcome = _decide(patch, module, contexts)
         seconds = time.perf_counter() - started
@@ -285,14 +285,16 @@ def _announcement(patch: Patch, off: str) -> Patch:
     return patch.replace(id=f"{patch.id}-announcement", opt_in="", replacements=stand_in, additions={}, execution=None)
 
 
-def _carries(patch: Patch, module: ModuleType) -> bool:
-    """Tell whether all of the patch is in place, at the surface or inside somebody's functools.wraps."""
-    return not patch.execution and all(
-        [
-            *(patch.id in marks(look_up(module, path)) for path in patch.replacements),
-            *(name in vars(module) for name in patch.additions),
-        ]
-    )
+def _stays(patch: Patch, module: ModuleType) -> bool:
+    """Tell whether a patch that has been applied is still there, or under what somebody has put in its place since.
+
+    A reload leaves neither, but upstream's code.
+    """
+    if patch.execution:
+        return False
+    if patch.replacements:
+        return bool(_replaced_by(patch, module))
+    return all(name in vars(module) for name in patch.additions)
 
 
 def _replaced_by(patch: Patch, module: ModuleType) -> str:

@@ -17,6 +17,8 @@ from environments import CACHE, fetch
 #: torch_npu fits one minor release of torch.
 TORCH = "2.13"
 TORCH_NPU = "torch-npu==2.13.0"
+#: nox -s ascend runs these as well; they would make the tests that everybody runs too long.
+collect_ignore = [] if os.environ.get("TEST_ASCEND") else ["test_import_orders.py"]
 
 
 @pytest.fixture(scope="session")
