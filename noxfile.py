@@ -65,6 +65,17 @@ def seed(session, torch):
     )
 
 
+@nox.session
+def ascend(session):
+    """Run the real torch_npu on a stub of the NPU driver, whatever is imported first. Takes gcc, nm and ldd; no NPU."""
+    session.install(TORCH, *UNDECLARED, TRITON)
+    install_wheel(session, "[test]")
+    # Where torch_npu cannot run, CI turns the skip into a failure.
+    variables = {"TEST_ASCEND": "1", "CI": "true"}
+    tests = session.posargs or ["tests/ascend/test_import_orders.py"]
+    session.run("python", "-m", "pytest", "-n", str(min(4, os.cpu_count() or 1)), *tests, env=variables)
+
+
 @nox.session(python="3.12")
 def newer(session):
     """The newest megatron-core releases on the Python that they ask for, with another torch."""
