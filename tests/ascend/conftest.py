@@ -1,6 +1,5 @@
 """The fixture for tests over the real torch_npu, on a driver that reports as many NPUs as a test asks for."""
 
-import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import driver_stub
 import pytest
-from environments import CACHE, fetch
+from environments import npu_overlay_and_variables
 
 #: torch_npu fits one minor release of torch.
 TORCH = "2.13"
@@ -24,31 +23,22 @@ collect_ignore = [] if os.environ.get("TEST_ASCEND") else ["test_import_orders.p
 @pytest.fixture(scope="session")
 def npu():
     """Return a function: number of NPUs, overlays -> keywords for ``python``, with torch_npu among the overlays."""
-    torch = torch_folder()
+    check_machine()
     try:
-        overlay = fetch(TORCH_NPU)
+        overlay, variables = npu_overlay_and_variables(0)
     except subprocess.CalledProcessError as error:
         unavailable(f"pip cannot download {TORCH_NPU} for this Python: {error}")
-    # Also by what builds it, so that a change there does not go unnoticed.
-    recipe = hashlib.sha256(Path(driver_stub.__file__).read_bytes()).hexdigest()[:8]
-    driver = CACHE / f"ascend-driver-torch-{importlib.metadata.version('torch')}-{overlay.name}-{recipe}"
-    if not driver.is_dir():
-        driver_stub.build(torch, overlay / "torch_npu", driver)
 
     def keywords(count, *overlays):
-        return {
-            "overlays": (overlay, *overlays),
-            "LD_LIBRARY_PATH": driver_stub.library_path(driver),
-            "FAKE_NPU_COUNT": count,
-            "FAKE_NPU_LOG": "driver.log",  # in the folder that ``python`` runs in, which is new for every test
-            "TORCH_DEVICE_BACKEND_AUTOLOAD": 1,
-        }
+        # The log is in the folder that ``python`` runs in, which is new for every test.
+        asked = {"FAKE_NPU_COUNT": count, "FAKE_NPU_LOG": "driver.log"}
+        return {"overlays": (overlay, *overlays), **variables, **asked}
 
     return keywords
 
 
-def torch_folder():
-    """Return the folder of the installed torch, which torch_npu must be able to work with on this machine."""
+def check_machine():
+    """Skip unless torch_npu can work with the installed torch on this machine."""
     machine = platform.machine()
     if sys.platform != "linux" or machine not in ("x86_64", "aarch64"):
         unavailable(f"torch_npu is made for Linux on x86-64 and aarch64, and this is {sys.platform} on {machine}")
@@ -59,10 +49,8 @@ def torch_folder():
     spec = importlib.util.find_spec("torch")  # finds it without importing it
     if spec is None or not importlib.metadata.version("torch").startswith(f"{TORCH}."):
         unavailable(f"{TORCH_NPU} takes torch {TORCH}")
-    folder = Path(spec.origin).parent
-    if any(folder.glob("lib/libtorch_cuda*")):
+    if any(Path(spec.origin).parent.glob("lib/libtorch_cuda*")):
         unavailable("torch_npu refuses a CUDA build of torch")
-    return folder
 
 
 def unavailable(reason):
