@@ -1,7 +1,8 @@
 """Runs reproductions in processes forked from one that has imported megatron-core: `cells.py FOLDER {ID: [CASE…], …}`.
 
-Importing takes most of the time of a reproduction. Patches that act while a module is imported get processes in which
-nothing has been imported. Each process leaves FOLDER/ID.jsonl: one line per case, then its own outcome in that process.
+Importing takes most of the time of a reproduction. Nothing has been imported where a patch acts while a module is
+imported, and where a bug depends on the device, whose driver does not work on in a forked process. Each process leaves
+FOLDER/ID.jsonl: one line per case, then its own outcome in that process.
 """
 
 import contextlib
@@ -23,16 +24,16 @@ def main(folder, wanted):
     from mcore_autopatch import catalogue
 
     patches = catalogue.load().patches
-    at_import = [name for name in wanted if patches[name].execution]
-    for name in at_import:
+    anew = [name for name in wanted if patches[name].execution or any(row.device for row in patches[name].affected)]
+    for name in anew:
         _fork(folder, name, wanted[name])
-    # What the reproductions set up themselves needs no line here; a release may lack some of the targets.
-    targets = {patch.target for patch in patches.values()} - {patches[name].target for name in at_import}
-    for target in ["torch", *sorted(targets)]:
-        with contextlib.suppress(ModuleNotFoundError):
+    # A release may lack some of the targets, and one of the bugs fails the first import of megatron.core.
+    targets = {patch.target for patch in patches.values()} - {patches[name].target for name in anew}
+    for target in ["torch", *sorted(targets)] if len(anew) < len(wanted) else ():
+        with contextlib.suppress(Exception):
             importlib.import_module(target)
     for name in wanted:
-        if name not in at_import:
+        if name not in anew:
             _fork(folder, name, wanted[name])
 
 
@@ -64,11 +65,14 @@ def _run(folder, name, cases):
         with (folder / f"{name}.jsonl").open("wb") as results, (folder / f"{name}.log").open("wb") as log:
             os.dup2(results.fileno(), 1)
             os.dup2(log.fileno(), 2)
-        from mcore_autopatch import outcomes
+        from mcore_autopatch import catalogue, outcomes
         from mcore_autopatch.reproductions.__main__ import main as reproduce
 
         with os.fdopen(os.dup(1), "a") as told:
             status = reproduce([name, *cases])
+            # Some reproductions leave everything to processes of their own.
+            with contextlib.suppress(Exception):
+                importlib.import_module(catalogue.load().patches[name].target)
             for outcome in outcomes():
                 if outcome.patch == name:
                     print(json.dumps({"outcome": outcome.status.value, "detail": outcome.detail}), file=told)
