@@ -19,6 +19,7 @@ from pathlib import Path
 from mcore_autopatch import patches
 from mcore_autopatch.declaration import Patch
 from mcore_autopatch.errors import PatchDefinitionError
+from mcore_autopatch.foreign import interrupts
 from mcore_autopatch.record import Record
 from mcore_autopatch.switches import Switches
 
@@ -77,9 +78,9 @@ def load() -> Catalogue:
             if patch_id in found:
                 raise PatchDefinitionError(patch_id, f"the id is taken by a patch of {found[patch_id].origin}")  # noqa: TRY301
             found[patch_id] = declared.replace(id=patch_id, origin=origin)
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:  # a broken patch must not cost the user the others
+            if interrupts(error):
+                raise
             broken.append(Broken(id=patch_id, origin=origin, error=error))
     return Catalogue(patches=found, broken=tuple(broken))
 

@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -25,11 +25,10 @@ from mcore_autopatch._importlib_bootstrap import Loader
 from mcore_autopatch.attributes import MARK, function_of, locate, look_up, marks, present
 from mcore_autopatch.declaration import Affected, Patch
 from mcore_autopatch.errors import AutopatchError, PatchFailedError
+from mcore_autopatch.foreign import described, interrupts
 from mcore_autopatch.matching import Combination, match
 from mcore_autopatch.outcome import Outcome, SkipReason, Status
 from mcore_autopatch.switches import Switches
-
-Contexts = list[tuple[Patch, AbstractContextManager[object]]]
 
 _switches = Switches()
 _patches: dict[str, list[Patch]] = {}
@@ -114,7 +113,9 @@ def _report_at_exit(path: str) -> None:
 
         fleet.write_at_exit(path)
     except Exception as error:  # the patches do not depend on it
-        reporting.warn(f"MCORE_AUTOPATCH_REPORT: no report will be written: {type(error).__name__}: {error}")
+        if interrupts(error):
+            raise
+        reporting.warn(f"MCORE_AUTOPATCH_REPORT: no report will be written: {described(error)}")
 
 
 def _waiting(patch: Patch) -> Outcome:
@@ -173,21 +174,11 @@ def _wrap_loader(spec: ModuleSpec) -> None:
 
 def _execute(target: str, module: ModuleType) -> Iterator[None]:
     """Do what is due before the body of a target is executed, yield, and do what is due after it."""
-    contexts: Contexts = []
-    try:
+    with ExitStack() as contexts:
         for patch in _patches.get(target, ()):
             if patch.execution:
                 apply(patch, module, contexts)
         yield
-    finally:
-        for patch, context in reversed(contexts):
-            try:
-                # It is not told of an exception of the body, so that it cannot swallow one.
-                context.__exit__(None, None, None)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                _record_failure(patch.id, error, "something may be left behind", origin=patch.origin)
     # A body may put something else in its place in sys.modules, and that is what importers get.
     module = sys.modules.get(target, module)
     was_pending = target in _pending
@@ -199,14 +190,24 @@ def _execute(target: str, module: ModuleType) -> Iterator[None]:
     sys.modules.setdefault(target, module)
 
 
-def apply(patch: Patch, module: ModuleType, contexts: Contexts | None = None) -> Outcome:
+def _leave(patch: Patch, context: AbstractContextManager[object]) -> None:
+    try:
+        # It is not told of an exception of the body, so that it cannot swallow one.
+        context.__exit__(None, None, None)
+    except BaseException as error:
+        if interrupts(error):
+            raise
+        _record_failure(patch.id, error, "something may be left behind", origin=patch.origin)
+
+
+def apply(patch: Patch, module: ModuleType, contexts: ExitStack | None = None) -> Outcome:
     """Decide about one patch, apply it if it is needed, and record the outcome.
 
-    For a patch that acts while the body of its target is executed, the context manager that has been entered is
-    appended to ``contexts``, for the caller to leave.
+    For a patch that acts while the body of its target is executed, leaving the context manager that has been entered
+    is left to ``contexts``.
 
-    Only KeyboardInterrupt gets out, and PatchFailedError if MCORE_AUTOPATCH_STRICT is set: wrapt would turn any other
-    exception into a failure of the user's import.
+    Only an interruption by the user gets out, and PatchFailedError if MCORE_AUTOPATCH_STRICT is set: wrapt would turn
+    any other exception into a failure of the user's import.
     """
     started = time.perf_counter()
     try:
@@ -216,15 +217,15 @@ def apply(patch: Patch, module: ModuleType, contexts: Contexts | None = None) ->
         outcome = _decide(patch, module, contexts)
         seconds = time.perf_counter() - started
         reporting.record(outcome, seconds=seconds if _switches.verbose > 1 else None)
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:
+        if interrupts(error):
+            raise
         outcome = _record_failure(patch.id, error, f"{patch.target} is unchanged", origin=patch.origin)
     return outcome
 
 
 def _record_failure(patch_id: str, error: BaseException, consequence: str, origin: str = "mcore-autopatch") -> Outcome:
-    problem = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    problem = described(error)
     outcome = Outcome(
         patch=patch_id,
         status=Status.FAILED,
@@ -242,7 +243,7 @@ def _trace(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, error.__traceback__))
 
 
-def _decide(patch: Patch, module: ModuleType, contexts: Contexts | None) -> Outcome:
+def _decide(patch: Patch, module: ModuleType, contexts: ExitStack | None) -> Outcome:
     if off := _switches.leaves_out(patch):
         if patch.recognised_by and not _switches.replace(enable=(patch.id,)).leaves_out(patch):
             _decide(_announcement(patch, off), module, None)
@@ -260,7 +261,7 @@ def _decide(patch: Patch, module: ModuleType, contexts: Contexts | None) -> Outc
     if patch.execution and contexts is not None:
         context = patch.execution(module)
         context.__enter__()
-        contexts.append((patch, context))
+        contexts.callback(_leave, patch, context)
     _replace(patch, module)
     how = "rows not asked (MCORE_AUTOPATCH_FORCE)" if row is None else f"affected: {row}"
     return Outcome(patch=patch.id, status=Status.APPLIED, detail=f"{here}; {how}", affected=row, origin=patch.origin)

@@ -6,6 +6,7 @@ import sys
 
 from mcore_autopatch import _startup, installed
 from mcore_autopatch.declaration import Patch
+from mcore_autopatch.foreign import described, interrupts
 from mcore_autopatch.outcome import Outcome, Status
 from mcore_autopatch.switches import Switches
 
@@ -76,11 +77,11 @@ def warn(text: str) -> None:
 def _log(level: int, text: str) -> None:
     try:
         _logger.log(level, "%s", text)
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # a handler of the user's must not decide about the user's import
+        if interrupts(error):
+            raise
         if level >= logging.WARNING:
-            _startup.say(f"{text.removeprefix(_PREFIX)} (and logging it raised {type(error).__name__}: {error})")
+            _startup.say(f"{text.removeprefix(_PREFIX)} (and logging it raised {described(error)})")
 
 
 def line(outcome: Outcome) -> str:
