@@ -19,7 +19,7 @@ from pathlib import Path
 from mcore_autopatch import patches
 from mcore_autopatch.declaration import Patch
 from mcore_autopatch.errors import PatchDefinitionError
-from mcore_autopatch.foreign import interrupts
+from mcore_autopatch.foreign import interrupts, printable
 from mcore_autopatch.record import Record
 from mcore_autopatch.switches import Switches
 
@@ -69,8 +69,8 @@ def load() -> Catalogue:
     """Import every patch. One that is broken is set aside with its exception, so that the others still work."""
     found: dict[str, Patch] = {}
     broken: list[Broken] = []
-    for name, origin, load_module in (*_own(), *_of_distributions(), *_of_folders()):
-        patch_id = name.replace("_", "-")
+    for name, brought_by, load_module in (*_own(), *_of_distributions(), *_of_folders()):
+        patch_id, origin = printable(name.replace("_", "-")), printable(brought_by)
         try:
             declared = getattr(load_module(), "patch", None)
             if not isinstance(declared, Patch):

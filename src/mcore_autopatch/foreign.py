@@ -1,8 +1,17 @@
-"""What comes from others: their exceptions, described, and told from ours."""
+"""What comes from others: their texts made harmless to show, and their exceptions told from ours."""
 
 import inspect
 import itertools
 import traceback
+
+#: Characters of a text that are shown. No path is longer.
+LIMIT = 4096
+
+
+def printable(text: str) -> str:
+    """Escape what a terminal would obey or a log would take for a new line, such as ESC and newline."""
+    shown = text if len(text) <= LIMIT else f"{text[:LIMIT]}…"
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in shown)
 
 
 def described(error: BaseException) -> str:
@@ -11,7 +20,7 @@ def described(error: BaseException) -> str:
         text = " ".join(str(error).split())
     except Exception as another:
         text = f"its text raises {type(another).__name__}"
-    return f"{type(error).__name__}: {text}".removesuffix(": ")
+    return printable(f"{type(error).__name__}: {text}".removesuffix(": "))
 
 
 def interrupts(error: BaseException) -> bool:

@@ -6,7 +6,7 @@ import sys
 
 from mcore_autopatch import _startup, installed
 from mcore_autopatch.declaration import Patch
-from mcore_autopatch.foreign import described, interrupts
+from mcore_autopatch.foreign import described, interrupts, printable
 from mcore_autopatch.outcome import Outcome, Status
 from mcore_autopatch.switches import Switches
 
@@ -71,7 +71,7 @@ def silence() -> None:
 
 def warn(text: str) -> None:
     """Log something that the user has to know."""
-    _log(logging.WARNING, f"{_PREFIX}{text}")
+    _log(logging.WARNING, f"{_PREFIX}{printable(text)}")
 
 
 def _log(level: int, text: str) -> None:
