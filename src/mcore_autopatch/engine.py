@@ -315,6 +315,8 @@ def _replaced_by(patch: Patch, module: ModuleType) -> str:
 def _replace(patch: Patch, module: ModuleType) -> None:
     """Build all replacements, then set everything; when setting one fails, what came before it is taken back."""
     found = {path: locate(module, path) for path in patch.replacements}
+    # A probe may load the module anew, and what has been replaced then is not replaced again.
+    found = {path: place for path, place in found.items() if patch.id not in marks(function_of(place[2]))}
     built = {path: _build(patch, module, path, raw, patch.replacements[path]) for path, (_, _, raw) in found.items()}
     done: list[tuple[Any, str, Any]] = []
     try:

@@ -99,6 +99,38 @@ except KeyboardInterrupt:
     assert done.stdout == "interrupted\n"
 
 
+def test_a_probe_that_loads_its_target_anew_applies_the_patch_once(run):
+    # Guard: _replace() leaves out what carries the patch.
+    done = run(f"""
+def reloading(module, times=[]):
+    times.append(1)
+    if len(times) < 4:
+        importlib.reload(module)
+    return True
+use(patch(probe=reloading, attributes=("function", "Model.static")), patch("two"))
+import megatron.core.models.model as m
+print(m.function(1), m.Model.static(2), m.function.__mcore_autopatch__)
+{OUTCOME}
+""")
+    first = "('two', 'one', 'function', 1, 1) ('one', 'static', 2) ('one', 'two')\n"
+    assert done.stdout == f"{first}one APPLIED None; two APPLIED None\n"
+
+
+def test_a_probe_that_always_loads_its_target_anew_ends(run):
+    done = run(
+        """
+def reloading(module):
+    importlib.reload(module)
+    return True
+use(patch(probe=reloading))
+import megatron.core.models.model as m
+print(m.function(1)[-3:], len(m.function(1)) <= 4)
+""",
+        stderr=None,
+    )
+    assert done.stdout == "('function', 1, 1) True\n"
+
+
 def test_a_probe_that_takes_its_target_out_of_sys_modules_does_not_break_the_import(run):
     done = run(f"""
 use(patch(probe=lambda module: sys.modules.pop(MODEL) is module))
