@@ -8,6 +8,7 @@ Each defines one ``patch``. Its id is the name of the file or of the entry point
 """
 
 import contextlib
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -105,10 +106,17 @@ def _names() -> list[str]:
 def _of_distributions() -> Iterator[Candidate]:
     if not _anybody_brings_patches():
         return
-    for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: point.name):
-        distribution = point.dist
-        origin = f"{distribution.name} {distribution.version}" if distribution else point.value
-        yield point.name, origin, point.load
+    try:
+        points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: point.name)
+        candidates = [(point.name, _origin(point), point.load) for point in points]
+    except Exception as error:  # the metadata of any package may be broken
+        yield "mcore-autopatch-packages", "the metadata of an installed package", functools.partial(_raise, error)
+    else:
+        yield from candidates
+
+
+def _origin(point: importlib.metadata.EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else point.value
 
 
 def _anybody_brings_patches() -> bool:
@@ -137,7 +145,7 @@ def _of_folders() -> Iterator[Candidate]:
             )
         except (OSError, ValueError) as error:
             problem = PatchDefinitionError("MCORE_AUTOPATCH_PATH", f"{error}; correct or unset it")
-            yield "mcore-autopatch-path", folder, lambda problem=problem: _raise(problem)  # type: ignore[misc]
+            yield "mcore-autopatch-path", folder, functools.partial(_raise, problem)
             continue
         for path in files:
             yield path.stem, str(path), lambda path=path: _load_file(path)  # type: ignore[misc]

@@ -169,6 +169,33 @@ def test_a_file_that_is_broken_in_some_way_costs_nobody_else_anything(run, tmp_p
     assert "broken" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"entry_points.txt": b"[mcore_autopatch.patches]\n\xff = x:y\n"},
+        {"entry_points.txt": b"[mcore_autopatch.patches]\nno equals sign\n"},
+        {"entry_points.txt": b"[mcore_autopatch.patches]\nours = not a reference !\n", "METADATA": b"Name: x\n"},
+        {
+            "entry_points.txt": b"[mcore_autopatch.patches]\nours = gone_away:patch\n",
+            "METADATA": b"Name: x\nVersion: 1\n",
+        },
+        {"entry_points.txt": b"[mcore_autopatch.patches]\nours = gone_away\n"},
+        {"entry_points.txt": b"[mcore_autopatch.patches]\nours = gone_away\n", "METADATA": b"\xff\xfe"},
+        {"entry_points.txt": b"[mcore_autopatch.patches]\n= \n"},
+    ],
+)
+def test_metadata_of_another_package_that_is_broken_costs_none_of_our_patches(run, tmp_path, files):
+    # Guard: _of_distributions() reads the metadata inside try.
+    folder = tmp_path / "theirs-1.dist-info"
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    code = f"{IMPORT}\nprint(len([o for o in mcore_autopatch.outcomes() if o.origin == 'mcore-autopatch']) > 5)"
+    done = run(code, stderr=None, overlays=[tmp_path])
+    assert done.stdout == "('function', 1, 1)\nTrue\n"
+    assert "no patch is applied" not in done.stderr
+
+
 def test_a_finder_that_raises_for_one_of_our_own_modules_is_one_line(python):
     code = """
 import sys
