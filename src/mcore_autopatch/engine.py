@@ -8,8 +8,10 @@ import contextlib
 import functools
 import importlib.util
 import inspect
+import itertools
 import re
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +36,8 @@ _switches = Switches()
 _patches: dict[str, list[Patch]] = {}
 #: Targets whose hook is registered with wrapt and has not fired.
 _pending: set[str] = set()
+#: Thread and target of each look-up that is going on.
+_searches: set[tuple[int, str]] = set()
 
 
 def install() -> tuple[Outcome, ...]:
@@ -145,20 +149,28 @@ def find_spec(
     finder: _startup.Finder, name: str, path: Sequence[str] | None, target: ModuleType | None
 ) -> ModuleSpec | None:
     """Find the spec of a target as importlib would without us, and give it a loader that fires the target's hooks."""
-    for other in tuple(sys.meta_path):
-        # wrapt's finder would import the parent package again, and deadlocks where that package starts threads.
-        if other is finder or _is_wrapts(other):
-            continue
-        look_up = getattr(other, "find_spec", None)
-        if look_up is None:
-            # A finder of the kind that Python 3.12 dropped has its turn now; importlib and wrapt know how to ask it.
-            return None
-        spec: ModuleSpec | None = look_up(name, path, target)
-        if spec is not None:
-            # A spec that does not let itself be changed is better than no import.
-            with contextlib.suppress(Exception):
-                _wrap_loader(spec)
-            return spec
+    search = threading.get_ident(), name
+    if search in _searches:  # by a finder that we ask, and that asks all finders
+        return None
+    _searches.add(search)
+    try:
+        # Those before ours have been asked, or are asking us.
+        for other in list(itertools.dropwhile(lambda other: other is not finder, sys.meta_path))[1:]:
+            # wrapt's finder would import the parent package again, and deadlocks where that package starts threads.
+            if _is_wrapts(other):
+                continue
+            look_up = getattr(other, "find_spec", None)
+            if look_up is None:
+                # A finder of the kind that Python 3.12 dropped has its turn now; importlib and wrapt can ask it.
+                return None
+            spec: ModuleSpec | None = look_up(name, path, target)
+            if spec is not None:
+                # A spec that does not let itself be changed is better than no import.
+                with contextlib.suppress(Exception):
+                    _wrap_loader(spec)
+                return spec
+    finally:
+        _searches.discard(search)
     return None
 
 
@@ -174,20 +186,25 @@ def _wrap_loader(spec: ModuleSpec) -> None:
 
 def _execute(target: str, module: ModuleType) -> Iterator[None]:
     """Do what is due before the body of a target is executed, yield, and do what is due after it."""
+    listed = target in sys.modules  # importlib.util lets programs execute a module that is not
     with ExitStack() as contexts:
         for patch in _patches.get(target, ()):
             if patch.execution:
                 apply(patch, module, contexts)
         yield
-    # A body may put something else in its place in sys.modules, and that is what importers get.
-    module = sys.modules.get(target, module)
+    if listed:
+        if target not in sys.modules:  # the body has taken it away, and importlib will say so
+            return
+        # A body may put something else in its place, and that is what importers get.
+        module = sys.modules[target]
     was_pending = target in _pending
     wrapt.notify_module_loaded(module)
     # wrapt drops a hook that has fired, so for a reload or a second import ours is called from here.
     if not was_pending or target in _pending:
         _fire(target, module)
-    # importlib takes the module from there, whatever a hook has done.
-    sys.modules.setdefault(target, module)
+    if listed:
+        # importlib takes the module from there, whatever a hook has done.
+        sys.modules.setdefault(target, module)
 
 
 def _leave(patch: Patch, context: AbstractContextManager[object]) -> None:
