@@ -59,7 +59,8 @@ def record(outcome: Outcome, *, seconds: float | None = None) -> None:
     else:
         level = logging.DEBUG
     timing = "" if seconds is None else f" [{seconds * 1000:.2f} ms]"
-    trace = f"\n{outcome.traceback.rstrip()}" if outcome.traceback else ""
+    # Indented, so that no line of an exception's text looks like one of ours.
+    trace = f"\n{outcome.traceback.rstrip()}".replace("\n", "\n  ") if outcome.traceback else ""
     prefix = _PREFIX if level == logging.WARNING else ""
     _log(level, f"{prefix}{line(outcome)}{timing}{trace}")
 
@@ -113,7 +114,7 @@ def report() -> str:
         ("torch", installed.torch() or "not loaded"),
         ("device", installed.device().value if "torch" in sys.modules else "unknown until torch is loaded"),
     ]
-    text = [f"{name + ':':<15}{value}" for name, value in rows]
+    text = [f"{name + ':':<15}{printable(value)}" for name, value in rows]
     text += [line(outcome) for outcome in outcomes()] or [
         "no patch has been considered yet: megatron.core is not imported"
     ]

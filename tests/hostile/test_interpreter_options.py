@@ -53,7 +53,7 @@ def test_everything_works_under_the_option(python, options):
     assert done.stdout == EXPECTED
     said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
     assert said[0].startswith("mcore-autopatch: two: failed: ZeroDivisionError")
-    assert said[-1] == "ZeroDivisionError: division by zero"
+    assert said[-1] == "  ZeroDivisionError: division by zero"
     assert sum("Traceback" in line for line in said) == 1
 
 
