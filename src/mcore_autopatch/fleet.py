@@ -30,11 +30,12 @@ def write_at_exit(template: str) -> None:
     ``{host}``, ``{rank}`` and ``{pid}`` in ``template`` are replaced. A process that is killed writes nothing.
     """
     global _template
+    # Made absolute now, because the program may change its folder.
+    absolute = os.path.abspath(template)  # noqa: PTH100
     if not _template:
         util.register_after_fork(_anchor, _register)
         _register()
-    # Made absolute now, because the program may change its folder.
-    _template = os.path.abspath(template)  # noqa: PTH100
+    _template = absolute
 
 
 def _register(_anchor: object = None) -> None:
