@@ -193,9 +193,7 @@ def _execute(target: str, module: ModuleType) -> Iterator[None]:
                 apply(patch, module, contexts)
         yield
     if listed:
-        if target not in sys.modules:  # the body has taken it away, and importlib will say so
-            return
-        # A body may put something else in its place, and that is what importers get.
+        # A body may put something else in its place, which importers get, or nothing: KeyError, as importlib raises it.
         module = sys.modules[target]
     was_pending = target in _pending
     wrapt.notify_module_loaded(module)

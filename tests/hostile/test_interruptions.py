@@ -93,7 +93,7 @@ def test_a_function_that_looks_at_its_caller_is_no_signal_handler(run):
     done = run(
         """
 def looking(module):
-    def inner(frame=None):
+    def inner(name="x", frame=None):
         frame = sys._getframe(1)
         raise SystemExit(3)
     inner()

@@ -87,5 +87,5 @@ def test_pex(launch_in, patched_in, make_venv, bare, wheel, tmp_path, options):
     subprocess.run([*command, "--inherit-path=fallback"], check=True, cwd=tmp_path)
     # A pex with an environment of its own does not look at PYTHONPATH.
     code = f"import sys; sys.path += {[str(tmp_path), str(tmp_path / 'fake')]}; import program; print(program.tell())"
-    told = launch_in("-c", code, executable=built, PEX_ROOT=str(tmp_path / "root"))
+    told = launch_in(built, "-c", code, executable=bare, PEX_ROOT=str(tmp_path / "root"))
     patched_in(told, 1)
