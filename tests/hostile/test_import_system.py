@@ -119,7 +119,7 @@ mcore_autopatch.install()
 {IMPORT}
 print("typeguard" in type(m.__spec__.loader).__module__)
 """,
-        overlays=[fetch("typeguard==4.4.4")],
+        overlays=[fetch("typeguard==4.4.4"), fetch("typing_extensions==4.15.0")],
     )
     assert done.stdout == f"{PATCHED}True\n"
 

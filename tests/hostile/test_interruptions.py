@@ -153,7 +153,6 @@ print(m.function(1), len(mcore_autopatch.outcomes()) > 5)
     # Python's own asyncio, which wrapt imports, cannot be imported any more when its first import was interrupted.
     broken = "no patch is applied in this process (NameError: name " in done.stderr
     assert done.stdout == f"('function', 1, 1) {not broken}\n"
-    assert broken or done.stderr == ""
 
 
 def test_an_interpreter_that_ends_while_a_thread_is_arming_ends(python):
