@@ -153,12 +153,15 @@ def find_spec(
     if search in _searches:  # by a finder that we ask, and that asks all finders
         return None
     _searches.add(search)
+    # So marked, wrapt's finder steps aside for a finder that asks all others: it would import the parent package again,
+    # and deadlocks where that package starts threads.
+    all_marks = [vars(other)["in_progress"] for other in sys.meta_path if _is_wrapts(other)]
+    marked = [in_progress for in_progress in all_marks if name not in in_progress]
+    for in_progress in marked:
+        in_progress[name] = True
     try:
         # Those before ours have been asked, or are asking us.
         for other in list(itertools.dropwhile(lambda other: other is not finder, sys.meta_path))[1:]:
-            # wrapt's finder would import the parent package again, and deadlocks where that package starts threads.
-            if _is_wrapts(other):
-                continue
             look_up = getattr(other, "find_spec", None)
             if look_up is None:
                 # A finder of the kind that Python 3.12 dropped has its turn now; importlib and wrapt can ask it.
@@ -171,6 +174,8 @@ def find_spec(
                 return spec
     finally:
         _searches.discard(search)
+        for in_progress in marked:
+            in_progress.pop(name, None)
     return None
 
 
