@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from environments import ROOT, clean_environment, fetch_release, pip_install
+from environments import FAKE, PREAMBLE, ROOT, clean_environment, fetch_release, pip_install
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +39,23 @@ def python(tmp_path):
         return done
 
     return run
+
+
+@pytest.fixture
+def run(python):
+    """Return a function that runs code after the preamble, over the fake megatron-core, and returns the process.
+
+    What it prints on stderr is compared unless the test asks for None.
+    """
+
+    def run_code(code, *, stderr="", check=0, options=(), overlays=(), **variables):
+        command = [*options, "-c", PREAMBLE + code]
+        done = python(*command, overlays=[FAKE, *overlays], check=check, timeout=60, **variables)
+        if stderr is not None:
+            assert done.stderr == stderr
+        return done
+
+    return run_code
 
 
 @pytest.fixture(scope="session")

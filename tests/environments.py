@@ -20,6 +20,18 @@ except ModuleNotFoundError:  # Python 3.10, where pytest brings it
 ROOT = Path(__file__).parents[1]
 #: Releases are fetched once and kept; the folder is ignored by git.
 CACHE = ROOT / ".cache"
+#: A small megatron-core and torch, and what puts patches for them in the place of the catalogue.
+FAKE = ROOT / "tests" / "fake_megatron"
+#: Runs first in the tests of the engine.
+PREAMBLE = """
+import sys, importlib, mcore_autopatch
+from fake_patches import MODEL, Affected, patch, tagging, use
+"""
+#: Prints what became of each patch.
+OUTCOME = """
+outcomes = [(o.patch, o.status.name, o.reason.name if o.reason else "None") for o in mcore_autopatch.outcomes()]
+print("; ".join(map(" ".join, outcomes)))
+"""
 
 
 @functools.cache

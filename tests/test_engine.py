@@ -1,32 +1,10 @@
-"""The engine on a fake megatron-core, each test in a fresh interpreter where the start-up hook has run."""
+"""The engine on a fake megatron-core, each test in a fresh interpreter where the start-up hook has run.
 
-from pathlib import Path
+What others may do to it is in tests/hostile.
+"""
 
 import pytest
-
-FAKE = Path(__file__).parent / "fake_megatron"
-PREAMBLE = """
-import sys, importlib, mcore_autopatch
-from fake_patches import MODEL, Affected, patch, tagging, use
-"""
-OUTCOME = """
-outcomes = [(o.patch, o.status.name, o.reason.name if o.reason else "None") for o in mcore_autopatch.outcomes()]
-print("; ".join(map(" ".join, outcomes)))
-"""
-
-
-@pytest.fixture
-def run(python):
-    """Run code after the preamble; return its output, with stderr where the test asks for it."""
-
-    def run_code(code, *, stderr="", check=0, **variables):
-        done = python("-c", PREAMBLE + code, overlays=[FAKE], check=check, timeout=60, **variables)
-        if stderr is not None:
-            assert done.stderr == stderr
-        return done
-
-    return run_code
-
+from environments import FAKE, OUTCOME
 
 # What must not change.
 

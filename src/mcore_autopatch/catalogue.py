@@ -8,6 +8,7 @@ Each defines one ``patch``. Its id is the name of the file or of the entry point
 """
 
 import contextlib
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -19,6 +20,7 @@ from pathlib import Path
 from mcore_autopatch import patches
 from mcore_autopatch.declaration import Patch
 from mcore_autopatch.errors import PatchDefinitionError
+from mcore_autopatch.foreign import interrupts, printable
 from mcore_autopatch.record import Record
 from mcore_autopatch.switches import Switches
 
@@ -68,8 +70,8 @@ def load() -> Catalogue:
     """Import every patch. One that is broken is set aside with its exception, so that the others still work."""
     found: dict[str, Patch] = {}
     broken: list[Broken] = []
-    for name, origin, load_module in (*_own(), *_of_distributions(), *_of_folders()):
-        patch_id = name.replace("_", "-")
+    for name, brought_by, load_module in (*_own(), *_of_distributions(), *_of_folders()):
+        patch_id, origin = printable(name.replace("_", "-")), printable(brought_by)
         try:
             declared = getattr(load_module(), "patch", None)
             if not isinstance(declared, Patch):
@@ -77,9 +79,9 @@ def load() -> Catalogue:
             if patch_id in found:
                 raise PatchDefinitionError(patch_id, f"the id is taken by a patch of {found[patch_id].origin}")  # noqa: TRY301
             found[patch_id] = declared.replace(id=patch_id, origin=origin)
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:  # a broken patch must not cost the user the others
+            if interrupts(error):
+                raise
             broken.append(Broken(id=patch_id, origin=origin, error=error))
     return Catalogue(patches=found, broken=tuple(broken))
 
@@ -104,10 +106,17 @@ def _names() -> list[str]:
 def _of_distributions() -> Iterator[Candidate]:
     if not _anybody_brings_patches():
         return
-    for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: point.name):
-        distribution = point.dist
-        origin = f"{distribution.name} {distribution.version}" if distribution else point.value
-        yield point.name, origin, point.load
+    try:
+        points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: point.name)
+        candidates = [(point.name, _origin(point), point.load) for point in points]
+    except Exception as error:  # the metadata of any package may be broken
+        yield "mcore-autopatch-packages", "the metadata of an installed package", functools.partial(_raise, error)
+    else:
+        yield from candidates
+
+
+def _origin(point: importlib.metadata.EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else point.value
 
 
 def _anybody_brings_patches() -> bool:
@@ -136,7 +145,7 @@ def _of_folders() -> Iterator[Candidate]:
             )
         except (OSError, ValueError) as error:
             problem = PatchDefinitionError("MCORE_AUTOPATCH_PATH", f"{error}; correct or unset it")
-            yield "mcore-autopatch-path", folder, lambda problem=problem: _raise(problem)  # type: ignore[misc]
+            yield "mcore-autopatch-path", folder, functools.partial(_raise, problem)
             continue
         for path in files:
             yield path.stem, str(path), lambda path=path: _load_file(path)  # type: ignore[misc]

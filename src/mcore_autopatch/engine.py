@@ -8,12 +8,14 @@ import contextlib
 import functools
 import importlib.util
 import inspect
+import itertools
 import re
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -25,16 +27,17 @@ from mcore_autopatch._importlib_bootstrap import Loader
 from mcore_autopatch.attributes import MARK, function_of, locate, look_up, marks, present
 from mcore_autopatch.declaration import Affected, Patch
 from mcore_autopatch.errors import AutopatchError, PatchFailedError
+from mcore_autopatch.foreign import described, interrupts
 from mcore_autopatch.matching import Combination, match
 from mcore_autopatch.outcome import Outcome, SkipReason, Status
 from mcore_autopatch.switches import Switches
-
-Contexts = list[tuple[Patch, AbstractContextManager[object]]]
 
 _switches = Switches()
 _patches: dict[str, list[Patch]] = {}
 #: Targets whose hook is registered with wrapt and has not fired.
 _pending: set[str] = set()
+#: Thread and target of each look-up that is going on.
+_searches: set[tuple[int, str]] = set()
 
 
 def install() -> tuple[Outcome, ...]:
@@ -114,7 +117,9 @@ def _report_at_exit(path: str) -> None:
 
         fleet.write_at_exit(path)
     except Exception as error:  # the patches do not depend on it
-        reporting.warn(f"MCORE_AUTOPATCH_REPORT: no report will be written: {type(error).__name__}: {error}")
+        if interrupts(error):
+            raise
+        reporting.warn(f"MCORE_AUTOPATCH_REPORT: no report will be written: {described(error)}")
 
 
 def _waiting(patch: Patch) -> Outcome:
@@ -144,20 +149,33 @@ def find_spec(
     finder: _startup.Finder, name: str, path: Sequence[str] | None, target: ModuleType | None
 ) -> ModuleSpec | None:
     """Find the spec of a target as importlib would without us, and give it a loader that fires the target's hooks."""
-    for other in tuple(sys.meta_path):
-        # wrapt's finder would import the parent package again, and deadlocks where that package starts threads.
-        if other is finder or _is_wrapts(other):
-            continue
-        look_up = getattr(other, "find_spec", None)
-        if look_up is None:
-            # A finder of the kind that Python 3.12 dropped has its turn now; importlib and wrapt know how to ask it.
-            return None
-        spec: ModuleSpec | None = look_up(name, path, target)
-        if spec is not None:
-            # A spec that does not let itself be changed is better than no import.
-            with contextlib.suppress(Exception):
-                _wrap_loader(spec)
-            return spec
+    search = threading.get_ident(), name
+    if search in _searches:  # by a finder that we ask, and that asks all finders
+        return None
+    _searches.add(search)
+    # So marked, wrapt's finder steps aside for a finder that asks all others: it would import the parent package again,
+    # and deadlocks where that package starts threads.
+    all_marks = [vars(other)["in_progress"] for other in sys.meta_path if _is_wrapts(other)]
+    marked = [in_progress for in_progress in all_marks if name not in in_progress]
+    for in_progress in marked:
+        in_progress[name] = True
+    try:
+        # Those before ours have been asked, or are asking us.
+        for other in list(itertools.dropwhile(lambda other: other is not finder, sys.meta_path))[1:]:
+            look_up = getattr(other, "find_spec", None)
+            if look_up is None:
+                # A finder of the kind that Python 3.12 dropped has its turn now; importlib and wrapt can ask it.
+                return None
+            spec: ModuleSpec | None = look_up(name, path, target)
+            if spec is not None:
+                # A spec that does not let itself be changed is better than no import.
+                with contextlib.suppress(Exception):
+                    _wrap_loader(spec)
+                return spec
+    finally:
+        _searches.discard(search)
+        for in_progress in marked:
+            in_progress.pop(name, None)
     return None
 
 
@@ -173,40 +191,43 @@ def _wrap_loader(spec: ModuleSpec) -> None:
 
 def _execute(target: str, module: ModuleType) -> Iterator[None]:
     """Do what is due before the body of a target is executed, yield, and do what is due after it."""
-    contexts: Contexts = []
-    try:
+    listed = target in sys.modules  # importlib.util lets programs execute a module that is not
+    with ExitStack() as contexts:
         for patch in _patches.get(target, ()):
             if patch.execution:
                 apply(patch, module, contexts)
         yield
-    finally:
-        for patch, context in reversed(contexts):
-            try:
-                # It is not told of an exception of the body, so that it cannot swallow one.
-                context.__exit__(None, None, None)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                _record_failure(patch.id, error, "something may be left behind", origin=patch.origin)
-    # A body may put something else in its place in sys.modules, and that is what importers get.
-    module = sys.modules.get(target, module)
+    if listed:
+        # A body may put something else in its place, which importers get, or nothing: KeyError, as importlib raises it.
+        module = sys.modules[target]
     was_pending = target in _pending
     wrapt.notify_module_loaded(module)
     # wrapt drops a hook that has fired, so for a reload or a second import ours is called from here.
     if not was_pending or target in _pending:
         _fire(target, module)
-    # importlib takes the module from there, whatever a hook has done.
-    sys.modules.setdefault(target, module)
+    if listed:
+        # importlib takes the module from there, whatever a hook has done.
+        sys.modules.setdefault(target, module)
 
 
-def apply(patch: Patch, module: ModuleType, contexts: Contexts | None = None) -> Outcome:
+def _leave(patch: Patch, context: AbstractContextManager[object]) -> None:
+    try:
+        # It is not told of an exception of the body, so that it cannot swallow one.
+        context.__exit__(None, None, None)
+    except BaseException as error:
+        if interrupts(error):
+            raise
+        _record_failure(patch.id, error, "something may be left behind", origin=patch.origin)
+
+
+def apply(patch: Patch, module: ModuleType, contexts: ExitStack | None = None) -> Outcome:
     """Decide about one patch, apply it if it is needed, and record the outcome.
 
-    For a patch that acts while the body of its target is executed, the context manager that has been entered is
-    appended to ``contexts``, for the caller to leave.
+    For a patch that acts while the body of its target is executed, leaving the context manager that has been entered
+    is left to ``contexts``.
 
-    Only KeyboardInterrupt gets out, and PatchFailedError if MCORE_AUTOPATCH_STRICT is set: wrapt would turn any other
-    exception into a failure of the user's import.
+    Only an interruption by the user gets out, and PatchFailedError if MCORE_AUTOPATCH_STRICT is set: wrapt would turn
+    any other exception into a failure of the user's import.
     """
     started = time.perf_counter()
     try:
@@ -216,15 +237,15 @@ def apply(patch: Patch, module: ModuleType, contexts: Contexts | None = None) ->
         outcome = _decide(patch, module, contexts)
         seconds = time.perf_counter() - started
         reporting.record(outcome, seconds=seconds if _switches.verbose > 1 else None)
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:
+        if interrupts(error):
+            raise
         outcome = _record_failure(patch.id, error, f"{patch.target} is unchanged", origin=patch.origin)
     return outcome
 
 
 def _record_failure(patch_id: str, error: BaseException, consequence: str, origin: str = "mcore-autopatch") -> Outcome:
-    problem = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    problem = described(error)
     outcome = Outcome(
         patch=patch_id,
         status=Status.FAILED,
@@ -242,7 +263,7 @@ def _trace(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, error.__traceback__))
 
 
-def _decide(patch: Patch, module: ModuleType, contexts: Contexts | None) -> Outcome:
+def _decide(patch: Patch, module: ModuleType, contexts: ExitStack | None) -> Outcome:
     if off := _switches.leaves_out(patch):
         if patch.recognised_by and not _switches.replace(enable=(patch.id,)).leaves_out(patch):
             _decide(_announcement(patch, off), module, None)
@@ -260,7 +281,7 @@ def _decide(patch: Patch, module: ModuleType, contexts: Contexts | None) -> Outc
     if patch.execution and contexts is not None:
         context = patch.execution(module)
         context.__enter__()
-        contexts.append((patch, context))
+        contexts.callback(_leave, patch, context)
     _replace(patch, module)
     how = "rows not asked (MCORE_AUTOPATCH_FORCE)" if row is None else f"affected: {row}"
     return Outcome(patch=patch.id, status=Status.APPLIED, detail=f"{here}; {how}", affected=row, origin=patch.origin)
@@ -316,6 +337,8 @@ def _replaced_by(patch: Patch, module: ModuleType) -> str:
 def _replace(patch: Patch, module: ModuleType) -> None:
     """Build all replacements, then set everything; when setting one fails, what came before it is taken back."""
     found = {path: locate(module, path) for path in patch.replacements}
+    # A probe may load the module anew, and what has been replaced then is not replaced again.
+    found = {path: place for path, place in found.items() if patch.id not in marks(function_of(place[2]))}
     built = {path: _build(patch, module, path, raw, patch.replacements[path]) for path, (_, _, raw) in found.items()}
     done: list[tuple[Any, str, Any]] = []
     try:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import tempfile
 from collections import Counter, defaultdict
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mcore_autopatch import reporting, snapshot
+from mcore_autopatch.foreign import described
 
 _template = ""
 
@@ -28,11 +30,12 @@ def write_at_exit(template: str) -> None:
     ``{host}``, ``{rank}`` and ``{pid}`` in ``template`` are replaced. A process that is killed writes nothing.
     """
     global _template
+    # Made absolute now, because the program may change its folder.
+    absolute = os.path.abspath(template)  # noqa: PTH100
     if not _template:
         util.register_after_fork(_anchor, _register)
         _register()
-    # Made absolute now, because the program may change its folder.
-    _template = os.path.abspath(template)  # noqa: PTH100
+    _template = absolute
 
 
 def _register(_anchor: object = None) -> None:
@@ -49,7 +52,8 @@ def _write() -> None:
             ("{rank}", os.environ.get("RANK", "none")),
             ("{pid}", str(os.getpid())),
         ):
-            path = path.replace(name, value)
+            # What a host calls itself, or a launcher a rank, does not say in which folder.
+            path = path.replace(name, re.sub(r"[^\w.-]|^\.+", "_", value))
         if os.path.isdir(path):  # noqa: PTH112
             raise IsADirectoryError("it is a folder; give the name of a file, with {pid} in it")  # noqa: TRY301
         if os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113
@@ -66,7 +70,7 @@ def _write() -> None:
         os.chmod(scratch, 0o644)  # noqa: PTH101
         os.replace(scratch, path)  # noqa: PTH105
     except Exception as error:
-        reporting.warn(f"MCORE_AUTOPATCH_REPORT: cannot write {path}: {type(error).__name__}: {error}")
+        reporting.warn(f"MCORE_AUTOPATCH_REPORT: cannot write {path}: {described(error)}")
         if scratch and os.path.exists(scratch):  # noqa: PTH110
             os.unlink(scratch)  # noqa: PTH108
 

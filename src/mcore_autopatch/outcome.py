@@ -3,6 +3,7 @@
 import enum
 
 from mcore_autopatch.declaration import Affected
+from mcore_autopatch.foreign import printable
 from mcore_autopatch.record import Record
 
 
@@ -57,3 +58,8 @@ class Outcome(Record):
     traceback: str = ""
     #: Where the patch comes from: this package, another distribution or a file.
     origin: str = "mcore-autopatch"
+
+    def __post_init__(self) -> None:
+        """Let nothing that others have written reach a terminal or a log as it is."""
+        vars(self)["detail"] = printable(self.detail)
+        vars(self)["traceback"] = "\n".join(map(printable, self.traceback.split("\n")))

@@ -6,6 +6,7 @@ import sys
 
 from mcore_autopatch import _startup, installed
 from mcore_autopatch.declaration import Patch
+from mcore_autopatch.foreign import described, interrupts, printable
 from mcore_autopatch.outcome import Outcome, Status
 from mcore_autopatch.switches import Switches
 
@@ -58,7 +59,8 @@ def record(outcome: Outcome, *, seconds: float | None = None) -> None:
     else:
         level = logging.DEBUG
     timing = "" if seconds is None else f" [{seconds * 1000:.2f} ms]"
-    trace = f"\n{outcome.traceback.rstrip()}" if outcome.traceback else ""
+    # Indented, so that no line of an exception's text looks like one of ours.
+    trace = f"\n{outcome.traceback.rstrip()}".replace("\n", "\n  ") if outcome.traceback else ""
     prefix = _PREFIX if level == logging.WARNING else ""
     _log(level, f"{prefix}{line(outcome)}{timing}{trace}")
 
@@ -70,17 +72,17 @@ def silence() -> None:
 
 def warn(text: str) -> None:
     """Log something that the user has to know."""
-    _log(logging.WARNING, f"{_PREFIX}{text}")
+    _log(logging.WARNING, f"{_PREFIX}{printable(text)}")
 
 
 def _log(level: int, text: str) -> None:
     try:
         _logger.log(level, "%s", text)
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # a handler of the user's must not decide about the user's import
+        if interrupts(error):
+            raise
         if level >= logging.WARNING:
-            _startup.say(f"{text.removeprefix(_PREFIX)} (and logging it raised {type(error).__name__}: {error})")
+            _startup.say(f"{text.removeprefix(_PREFIX)} (and logging it raised {described(error)})")
 
 
 def line(outcome: Outcome) -> str:
@@ -112,7 +114,7 @@ def report() -> str:
         ("torch", installed.torch() or "not loaded"),
         ("device", installed.device().value if "torch" in sys.modules else "unknown until torch is loaded"),
     ]
-    text = [f"{name + ':':<15}{value}" for name, value in rows]
+    text = [f"{name + ':':<15}{printable(value)}" for name, value in rows]
     text += [line(outcome) for outcome in outcomes()] or [
         "no patch has been considered yet: megatron.core is not imported"
     ]
