@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -100,3 +101,17 @@ def pip_install(interpreter, *arguments):
     """Install into the environment of ``interpreter`` with the pip of this one."""
     pip = [sys.executable, "-m", "pip", "--python", interpreter, "install", "-q"]
     subprocess.run([*pip, *map(str, arguments)], check=True)
+
+
+def instructions(interpreter, *arguments, **variables):
+    """Count the instructions of one run of an interpreter: the figure for a cost that a busy machine does not change.
+
+    None where valgrind is not installed.
+    """
+    if shutil.which("valgrind") is None:
+        return None
+    command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", interpreter, *arguments]
+    # The order of sets and dictionaries changes the count.
+    environment = clean_environment(PYTHONHASHSEED=0, **variables)
+    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=True)
+    return int(re.findall(r"Collected : (\d+)", done.stderr)[-1])

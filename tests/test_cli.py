@@ -170,7 +170,7 @@ def test_verify_says_what_is_not_present_and_fails_where_a_patch_does_not_help(c
     assert "mtp-inference: not present here" in told
     # A sitecustomize that takes the finder away again stands for a hook that is not active.
     (tmp_path / "off" / "sitecustomize.py").parent.mkdir()
-    code = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != 'Finder']"
+    code = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if f is not sys.modules['_mcore_autopatch']]"
     (tmp_path / "off" / "sitecustomize.py").write_text(code)
     done = cli("verify", "mtp-inference", overlays=[tmp_path / "off", megatron_core("0.16.1")], check=1)
     assert "mtp-inference, eval: NOT FIXED" in done.stdout

@@ -136,7 +136,7 @@ def load():
     results.append(importlib.import_module(MODEL).function(1))
 threads = [threading.Thread(target=load) for _ in range(50)]
 [t.start() for t in threads]; [t.join() for t in threads]
-print(len(results), set(results), sum(type(f).__name__ == "Finder" for f in sys.meta_path))
+print(len(results), set(results), sum(f is sys.modules["_mcore_autopatch"] for f in sys.meta_path))
 """)
     assert done.stdout == "50 {('one', 'function', 1, 1)} 1\n"
 
@@ -184,14 +184,14 @@ def test_install_patches_what_is_already_imported_and_a_second_call_does_nothing
     done = run(
         f"""
 use(patch())
-sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "Finder"]
+sys.meta_path[:] = [f for f in sys.meta_path if f is not sys.modules["_mcore_autopatch"]]
 import megatron.core.models.model as m
 print(m.function(1), mcore_autopatch.outcomes())
 assert mcore_autopatch.install() == mcore_autopatch.outcomes()
 patched = m.function
 mcore_autopatch.install()
 assert m.function is patched
-print(m.function(1), sum(type(f).__name__ == "Finder" for f in sys.meta_path))
+print(m.function(1), sum(f is sys.modules["_mcore_autopatch"] for f in sys.meta_path))
 {OUTCOME}
 """
     )
@@ -203,7 +203,7 @@ def test_install_from_inside_a_target_that_is_being_executed_waits_until_called_
         "import mcore_autopatch; mcore_autopatch.install()\ndef function(x): return (x,)\n"
     )
     done = run(f"""
-sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "Finder"]
+sys.meta_path[:] = [f for f in sys.meta_path if f is not sys.modules["_mcore_autopatch"]]
 use(patch(target="half"))
 sys.path.insert(0, {str(tmp_path)!r})
 import megatron.core, half
@@ -331,7 +331,7 @@ assert Theirs not in sys.meta_path
 print(*[type(finder).__name__ for finder in sys.meta_path][:2])
 print(importlib.import_module(MODEL).function(1))
 """)
-    assert done.stdout == "Finder ImportHookFinder\n('one', 'function', 1, 1)\n"
+    assert done.stdout == "module ImportHookFinder\n('one', 'function', 1, 1)\n"
 
 
 def test_install_puts_our_finder_first(run):
@@ -342,9 +342,9 @@ class Greedy:
     find_spec = staticmethod(lambda *args: importlib.machinery.PathFinder.find_spec(*args))
 sys.meta_path.insert(0, Greedy)
 mcore_autopatch.install()
-print(type(sys.meta_path[0]).__name__, importlib.import_module(MODEL).function(1))
+print(sys.meta_path[0].__name__, importlib.import_module(MODEL).function(1))
 """)
-    assert done.stdout == "Finder ('one', 'function', 1, 1)\n"
+    assert done.stdout == "_mcore_autopatch ('one', 'function', 1, 1)\n"
 
 
 def test_arming_does_not_deadlock_with_a_thread_that_is_importing_what_it_imports(run, tmp_path):
@@ -458,7 +458,7 @@ print(m.function(1))
 
 def test_what_somebody_else_has_replaced_is_left_to_them(run):
     done = run(f"""
-sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "Finder"]
+sys.meta_path[:] = [f for f in sys.meta_path if f is not sys.modules["_mcore_autopatch"]]
 use(patch())
 import megatron.core.models.model as m
 theirs = {{"__name__": "vendor.patches"}}
@@ -562,7 +562,7 @@ print(m.function(1))
 
 def test_a_context_comes_too_late_for_a_module_that_is_loaded(run):
     done = run(f"""{EXECUTION}
-sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "Finder"]
+sys.meta_path[:] = [f for f in sys.meta_path if f is not sys.modules["_mcore_autopatch"]]
 use(patch(replacements={{}}, execution=execution))
 import megatron.core.models.model as m
 mcore_autopatch.install()

@@ -1,5 +1,6 @@
-"""The two start-up files are where Python looks for them, however the package is installed, and go when it goes."""
+"""What runs at the start is where Python looks for it, however the package is installed, and goes when it goes."""
 
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -8,9 +9,13 @@ import zipfile
 import pytest
 from environments import ROOT, clean_environment, pip_install
 
-START_UP_FILES = {
-    "mcore_autopatch.pth": b"import mcore_autopatch._startup; mcore_autopatch._startup.init()\n",
-    "mcore_autopatch.start": b"mcore_autopatch._startup:init\n",
+import mcore_autopatch
+
+#: All that is at the root of the wheel. A change of the two lines, or another file there, has to be made here too.
+AT_THE_ROOT = {
+    "_mcore_autopatch.py": (ROOT / "src" / "_mcore_autopatch.py").read_bytes(),
+    "mcore_autopatch.pth": b"import _mcore_autopatch; _mcore_autopatch.init()\n",
+    "mcore_autopatch.start": b"_mcore_autopatch:init\n",
 }
 
 
@@ -23,8 +28,8 @@ def at_the_root(path):
     return files
 
 
-def test_the_wheel_has_the_two_start_up_files_at_its_root_and_nothing_else(wheel):
-    assert at_the_root(wheel) == START_UP_FILES
+def test_the_wheel_has_the_start_up_files_at_its_root_and_nothing_else(wheel):
+    assert at_the_root(wheel) == AT_THE_ROOT
 
 
 def test_a_wheel_built_from_the_sdist_has_the_same_files(wheel, tmp_path):
@@ -35,16 +40,33 @@ def test_a_wheel_built_from_the_sdist_has_the_same_files(wheel, tmp_path):
     source = tmp_path / sdist.name.removesuffix(".tar.gz")
     subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, source], check=True)
     (rebuilt,) = tmp_path.glob("*.whl")
-    assert at_the_root(rebuilt) == START_UP_FILES
+    assert at_the_root(rebuilt) == AT_THE_ROOT
     with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(rebuilt) as other:
         assert sorted(one.namelist()) == sorted(other.namelist())
+
+
+def test_the_wheel_holds_this_package_and_its_metadata_only(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        folders = {name.partition("/")[0] for name in archive.namelist() if "/" in name}
+    assert folders == {"mcore_autopatch", f"mcore_autopatch-{mcore_autopatch.__version__}.dist-info"}
+
+
+def test_two_builds_of_the_wheel_are_equal_byte_for_byte(wheel, tmp_path):
+    # From a copy with other times, as another machine has.
+    # Guard: SOURCE_DATE_EPOCH set for one of the two makes them differ.
+    source = tmp_path / "source"
+    shutil.copytree(ROOT, source, copy_function=shutil.copy, ignore=shutil.ignore_patterns(".*", "__pycache__"))
+    pip_wheel = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, source]
+    subprocess.run(pip_wheel, check=True)
+    (rebuilt,) = tmp_path.glob("*.whl")
+    assert rebuilt.read_bytes() == wheel.read_bytes()
 
 
 @pytest.mark.parametrize("editable", [False, True], ids=["wheel", "editable"])
 def test_installing_activates_the_hook_and_uninstalling_leaves_nothing(editable, wheel, make_venv, python):
     interpreter = make_venv()
     pip_install(interpreter, *(["--no-deps", "-e", ROOT] if editable else ["--no-deps", wheel]))
-    count = "import sys; print(sum(type(f).__module__ == 'mcore_autopatch._startup' for f in sys.meta_path))"
+    count = "import sys; print(sum(f is sys.modules.get('_mcore_autopatch') for f in sys.meta_path))"
     assert python("-c", count, executable=interpreter, check=0).stdout == "1\n"
     uninstall = [sys.executable, "-m", "pip", "--python", interpreter, "uninstall", "-qy", "mcore-autopatch"]
     subprocess.run(uninstall, check=True, env=clean_environment())

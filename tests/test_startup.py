@@ -1,13 +1,15 @@
 """What every interpreter of the environment pays and risks, measured in fresh interpreters."""
 
+import sys
 from pathlib import Path
 
 import pytest
+from environments import instructions
 
 import mcore_autopatch
 
 MODULES = "import sys; print(*sorted(sys.modules))"
-FINDERS = "import sys; print(sum(type(f).__module__ == 'mcore_autopatch._startup' for f in sys.meta_path))"
+FINDERS = "import sys; print(sum(f is sys.modules.get('_mcore_autopatch') for f in sys.meta_path))"
 
 
 def loaded(python, interpreter, **variables):
@@ -15,9 +17,24 @@ def loaded(python, interpreter, **variables):
 
 
 @pytest.mark.parametrize("switch", ["1", "0"])
-def test_start_up_adds_two_modules_of_ours_and_none_of_the_standard_library(bare, installed, python, switch):
-    added = loaded(python, installed, MCORE_AUTOPATCH=switch) - loaded(python, bare)
-    assert added == {"mcore_autopatch", "mcore_autopatch._startup"}
+def test_start_up_adds_one_module_of_ours_and_none_of_the_standard_library(make_venv, installed, python, switch):
+    # Python 3.13 loads a codec of its own as soon as there is any .pth file.
+    with_a_line = make_venv()
+    (next(with_a_line.parents[1].rglob("site-packages")) / "nothing.pth").write_text("# a comment\n")
+    added = loaded(python, installed, MCORE_AUTOPATCH=switch) - loaded(python, with_a_line)
+    assert added == {"_mcore_autopatch"}
+
+
+# docs/benchmarks.md has the figures of each Python. Here one collection of garbage, which takes 0.6 % and happens to
+# fall into the start or not, has to fit in. Python 3.13 takes 3.3 % for the first .pth file, whatever is in it.
+# Guard: a module-level import of os in _mcore_autopatch takes 1.2 % on Python 3.11, a second module 1.4 %.
+@pytest.mark.parametrize(("switch", "bound"), [("1", 0.034), ("0", 0.032)], ids=["idle", "off"])
+def test_start_up_takes_a_bounded_share_of_instructions(bare, installed, switch, bound):
+    base = instructions(bare, "-c", "pass")
+    if base is None:
+        pytest.skip("valgrind is not installed")
+    ratio = instructions(installed, "-c", "pass", MCORE_AUTOPATCH=switch) / base
+    assert 1 < ratio < 1 + bound + (0.026 if sys.version_info >= (3, 13) else 0)
 
 
 @pytest.mark.parametrize("switch", ["0", "false", "OFF", " no "])
@@ -27,16 +44,17 @@ def test_switched_off_registers_nothing(installed, python, switch):
 
 @pytest.mark.parametrize("switch", ["1", "", "maybe"])
 def test_exactly_one_finder_though_the_line_runs_twice_in_a_virtual_environment(installed, python, switch):
-    code = f"import mcore_autopatch._startup as s; s.init(); s.init(); {FINDERS}"
+    code = f"import _mcore_autopatch as s; s.init(); s.init(); {FINDERS}"
     assert python("-c", code, executable=installed, MCORE_AUTOPATCH=switch, check=0).stdout == "1\n"
 
 
 @pytest.mark.parametrize("raised", ["SystemExit(3)", "KeyboardInterrupt()", "ValueError('broken')", "BaseException()"])
 def test_nothing_escapes_init(installed, python, raised):
     code = f"""
-import sys, mcore_autopatch._startup as s
+import sys, _mcore_autopatch as s
 def broken():
     raise {raised}
+sys.meta_path.remove(s)
 s.switched_off = broken
 print(s.init())
 """
@@ -47,7 +65,7 @@ print(s.init())
 
 
 def test_an_interpreter_without_stderr_starts(installed, python):
-    code = "import sys; sys.stderr = None; import mcore_autopatch._startup as s; s.say('hello'); print('alive')"
+    code = "import sys; sys.stderr = None; import _mcore_autopatch as s; s.say('hello'); print('alive')"
     assert python("-c", code, executable=installed, check=0).stdout == "alive\n"
 
 
@@ -61,12 +79,11 @@ def test_the_hook_is_there_under_interpreter_options(installed, python, options)
 
 def test_every_other_import_is_answered_with_none(installed, python):
     code = """
-import sys, mcore_autopatch._startup as s
-(finder,) = (f for f in sys.meta_path if type(f) is s.Finder)
-assert sys.meta_path[0] is finder
-assert finder.find_spec('numpy') is None and finder.find_spec('megatron', None, None) is None
+import sys, _mcore_autopatch as s
+assert sys.meta_path[0] is s
+assert s.find_spec('numpy') is None and s.find_spec('megatron', None, None) is None
 import json, decimal
-print('wrapt' in sys.modules, 'mcore_autopatch.engine' in sys.modules)
+print('wrapt' in sys.modules, 'mcore_autopatch' in sys.modules)
 """
     assert python("-c", code, executable=installed, check=0).stdout == "False False\n"
 
@@ -77,7 +94,7 @@ def test_a_child_started_by_multiprocessing_spawn_has_the_hook(installed, python
 import multiprocessing
 def child(queue):
     import sys
-    queue.put(sum(type(f).__module__ == 'mcore_autopatch._startup' for f in sys.meta_path))
+    queue.put(sum(f is sys.modules['_mcore_autopatch'] for f in sys.meta_path))
 if __name__ == "__main__":
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
@@ -124,8 +141,8 @@ def test_the_start_up_module_imports_sys_and_os_only(python):
 import sys, os
 sys.path.insert(0, sys.argv[1])
 before = set(sys.modules)
-import mcore_autopatch._startup
+import _mcore_autopatch
 print(*sorted(set(sys.modules) - before))
 """
     done = python("-S", "-c", code, Path(mcore_autopatch.__file__).parents[1], check=0)
-    assert done.stdout.split() == ["mcore_autopatch", "mcore_autopatch._startup"]
+    assert done.stdout.split() == ["_mcore_autopatch"]

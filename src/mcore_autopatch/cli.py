@@ -194,7 +194,7 @@ def _forecast() -> dict[str, Any]:
         elif row:
             detail = f"affected: {row}"
         outcomes.append({"patch": patch.id, "status": status, "reason": why, "detail": detail, "origin": patch.origin})
-    active = any(type(finder) is _startup.Finder for finder in sys.meta_path)
+    active = _startup.registered()
     findings = [] if active else [dataclasses.asdict(doctor.inactive())]
     told = {"schema": snapshot.SCHEMA, "forecast": True, "mcore_autopatch": mcore_autopatch.__version__, "hook": active}
     told |= {**stated, "installed": stated, "device": None, "problems": {}, "findings": findings}

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import re
 import site
 import sys
 from collections.abc import Iterator, Sequence
@@ -45,7 +46,7 @@ def findings(*, active: bool, early: Sequence[str] = ()) -> list[Finding]:
     found = [*_switches(), *_start_up_files(), *_distributions(), *_dependencies(), *_copies(), *_others(), *_stale()]
     if not active:
         found.insert(0, inactive())
-    elif type(sys.meta_path[0]) is not _startup.Finder:
+    elif sys.meta_path[0] is not _startup.finder:
         ahead = type(sys.meta_path[0])
         found.append(
             Finding(
@@ -137,7 +138,7 @@ def _start_up_files() -> Iterator[Finding]:
                 why="this Python ignores import lines in .pth files and reads .start files instead",
                 remedy=REINSTALL,
             )
-        if path.read_bytes() != b"import mcore_autopatch._startup; mcore_autopatch._startup.init()\n":
+        if path.read_bytes() != b"import _mcore_autopatch; _mcore_autopatch.init()\n":
             yield Finding(what=f"{path} was changed", why="it may not register the finder", remedy=REINSTALL)
 
 
@@ -148,7 +149,7 @@ def _distributions() -> Iterator[Finding]:
         name = canonicalize_name(distribution.metadata["Name"] or "unnamed")
         if name == DISTRIBUTION:
             own.append(distribution)
-        elif any(str(file).startswith(("mcore_autopatch.", "mcore_autopatch/")) for file in distribution.files or ()):
+        elif any(re.match(r"_?mcore_autopatch[./]", str(file)) for file in distribution.files or ()):
             yield Finding(
                 what=f"the distribution {name} has installed files of mcore_autopatch",
                 why="what runs may not be what pip says is installed",

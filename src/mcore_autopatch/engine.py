@@ -51,14 +51,14 @@ def install() -> tuple[Outcome, ...]:
     """
     if _startup.switched_off():
         return ()
-    finder = next((finder for finder in sys.meta_path if type(finder) is _startup.Finder), None) or _startup.Finder()
+    finder = _startup.finder
     # First, because a finder ahead of ours that finds a target by itself would leave it unpatched.
     sys.meta_path[:] = [finder, *(other for other in sys.meta_path if other is not finder)]
     _startup.arm(finder)
     return reporting.outcomes()
 
 
-def arm(finder: _startup.Finder) -> None:
+def arm(finder: Any) -> None:
     """Read the switches, load the catalogue, register a hook for each target, and tell ``finder`` the targets."""
     global _switches, _patches
     _switches = Switches.read()
@@ -82,7 +82,7 @@ def arm(finder: _startup.Finder) -> None:
     _put_in_order(finder)
 
 
-def _put_in_order(finder: _startup.Finder) -> None:
+def _put_in_order(finder: Any) -> None:
     """Move wrapt's finder, which it puts first with its first hook, behind ours, for it to look up what ours does not.
 
     All others stay where they are. Programs take a finder of theirs away with sys.meta_path.pop(0).
@@ -145,9 +145,7 @@ def _fire(target: str, module: ModuleType) -> None:
             reporting.record(_skipped(patch, SkipReason.BUG_ABSENT, f"{target} had been imported before, and loaded"))
 
 
-def find_spec(
-    finder: _startup.Finder, name: str, path: Sequence[str] | None, target: ModuleType | None
-) -> ModuleSpec | None:
+def find_spec(finder: Any, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
     """Find the spec of a target as importlib would without us, and give it a loader that fires the target's hooks."""
     search = threading.get_ident(), name
     if search in _searches:  # by a finder that we ask, and that asks all finders

@@ -49,7 +49,7 @@ def look(modules: Sequence[str] = (), **variables: str) -> dict[str, Any]:
 
 def _tell(modules: Sequence[str]) -> dict[str, Any]:
     """Import everything and describe this process."""
-    active = any(type(finder) is _startup.Finder for finder in sys.meta_path)
+    active = _startup.registered()
     targets = sorted({patch.target for patch in catalogue.load().patches.values()})
     early = [target for target in targets if target in sys.modules]
     problems = {}

@@ -104,7 +104,7 @@ def outcomes() -> tuple[Outcome, ...]:
 
 def report() -> str:
     """Return this process's versions and outcomes as text of several lines."""
-    registered = any(type(finder) is _startup.Finder for finder in sys.meta_path)
+    registered = _startup.registered()
     hook = "active" if registered else "not active in this process"
     if _startup.switched_off():
         hook += ", switched off by MCORE_AUTOPATCH"

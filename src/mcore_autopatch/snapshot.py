@@ -25,7 +25,7 @@ def document() -> dict[str, Any]:
         "world_size": _number("WORLD_SIZE"),
         "python": platform.python_version(),
         "executable": sys.executable,
-        "hook": any(type(finder) is _startup.Finder for finder in sys.meta_path),
+        "hook": _startup.registered(),
         "megatron_core": installed.megatron_core() if "megatron.core" in sys.modules else None,
         "torch": installed.torch(),
         "device": installed.device().value if "torch" in sys.modules else None,

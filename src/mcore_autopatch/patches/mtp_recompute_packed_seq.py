@@ -30,13 +30,18 @@ def tensors_only(original: Callable[..., Any]) -> Callable[..., Any]:
 
     Source: Megatron-LM#4593. Raises what the original raises.
     """
-    import torch
+    from torch import Tensor
 
     def _checkpointed_forward(self: Any, forward_func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        kept = {name: value for name, value in kwargs.items() if not (value is None or torch.is_tensor(value))}
-        # Transformer Engine's checkpoint, for FP8, is given the keywords as keywords.
-        if not kept or self.config.fp8:
+        for value in kwargs.values():
+            if value is not None and not isinstance(value, Tensor):
+                break
+        else:
             return original(self, forward_func, *args, **kwargs)
+        # Transformer Engine's checkpoint, for FP8, is given the keywords as keywords.
+        if self.config.fp8:
+            return original(self, forward_func, *args, **kwargs)
+        kept = {name: value for name, value in kwargs.items() if not (value is None or isinstance(value, Tensor))}
 
         # Holding args and kwargs themselves would keep activations alive after the backward pass.
         count, names = len(args), tuple(kwargs)

@@ -1,0 +1,78 @@
+"""All of mcore-autopatch that runs when Python starts: this module is itself the finder put into sys.meta_path."""
+
+# Every interpreter of the environment pays for each line here. os is imported where it is used, because Python up to
+# 3.11 takes apart, entry by entry, what a finder still refers to when it ends. A class would cost a tenth more, and
+# annotations cost too.
+# mypy: allow-untyped-defs
+# ruff: noqa: ANN001, ANN202
+
+import sys
+
+#: Values of MCORE_AUTOPATCH, in lower case, that switch everything off.
+OFF = ("0", "false", "off", "no")
+#: Names to act on. Arming replaces the first one by the targets, which the catalogue knows.
+names = FIRST = ("megatron.core",)
+finder = sys.modules[__name__]
+
+
+def find_spec(name, path=None, target=None):
+    """Return the spec of a target with a loader that fires its post-import hooks, and None for all others."""
+    global names
+    if name not in names:
+        return None
+    if name != "megatron.core":
+        # Known only after arming, which has loaded the engine; some programs empty sys.modules after that.
+        engine = sys.modules.get("mcore_autopatch.engine")
+        return None if engine is None else engine.find_spec(finder, name, path, target)
+    import _imp  # built in, and loaded by every interpreter
+
+    # importlib holds the lock of all imports here. Arming imports modules, and would deadlock with a thread that is
+    # importing one of them and wants that lock.
+    held = 0
+    try:
+        # Whatever is imported from here must not arrive here again.
+        names = ()
+        try:
+            while _imp.lock_held():
+                _imp.release_lock()
+                held += 1
+        except RuntimeError:  # another thread's by now
+            pass
+        try:
+            from mcore_autopatch._startup import arm
+        except Exception as error:
+            say(f"no patch is applied in this process ({type(error).__name__}: {error})")
+        else:
+            arm(finder)
+    except KeyboardInterrupt:
+        names = FIRST  # the next import of megatron.core arms again
+        raise
+    finally:
+        for _ in range(held):
+            _imp.acquire_lock()
+
+
+def switched_off():
+    """Tell whether MCORE_AUTOPATCH says no."""
+    import os
+
+    return os.environ.get("MCORE_AUTOPATCH", "").strip().lower() in OFF
+
+
+def init():
+    """Register the finder, unless it is there or MCORE_AUTOPATCH is off. Lets no exception out."""
+    try:
+        # CPython before 3.15 runs a .pth twice when a virtual environment starts.
+        if finder not in sys.meta_path and not switched_off():
+            sys.meta_path.insert(0, finder)
+    except BaseException as error:
+        # site prints a traceback at every start for an exception, and SystemExit would end the interpreter.
+        say(f"not active in this process ({type(error).__name__}: {error})")
+
+
+def say(text, remedy="; reinstall mcore-autopatch, or set MCORE_AUTOPATCH=0 to do without it"):
+    """Write one line to stderr, where there is one."""
+    try:
+        sys.stderr.write(f"mcore-autopatch: {text}{remedy}\n")
+    except Exception:
+        return
