@@ -59,11 +59,22 @@ def switched_off():
     return os.environ.get("MCORE_AUTOPATCH", "").strip().lower() in OFF
 
 
+def registered():
+    """Return the finder in sys.meta_path, or None.
+
+    It may be another than this: CPython before 3.15 runs a .pth twice when a virtual environment starts, and pex
+    imports this module anew.
+    """
+    for other in sys.meta_path:
+        if type(other) is type(sys) and other.__name__ == __name__:
+            return other
+    return None
+
+
 def init():
     """Register the finder, unless it is there or MCORE_AUTOPATCH is off. Lets no exception out."""
     try:
-        # CPython before 3.15 runs a .pth twice when a virtual environment starts.
-        if finder not in sys.meta_path and not switched_off():
+        if not registered() and not switched_off():
             sys.meta_path.insert(0, finder)
     except BaseException as error:
         # site prints a traceback at every start for an exception, and SystemExit would end the interpreter.

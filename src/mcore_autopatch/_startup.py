@@ -1,12 +1,12 @@
 """What the start-up module, which is the finder, leaves for later: arming, when megatron.core is first looked up."""
 
-import sys
 from typing import Any
 
 import _mcore_autopatch
 
 #: The finder of this package. It is a module because that is what Python loads fastest.
 finder: Any = _mcore_autopatch
+finder = finder.registered() or finder
 OFF: tuple[str, ...] = _mcore_autopatch.OFF
 
 
@@ -21,18 +21,24 @@ def arm(finder: Any) -> None:
         from mcore_autopatch import engine
 
         engine.arm(finder)
-    except KeyboardInterrupt:
-        finder.names = finder.FIRST  # the next import of megatron.core arms again
-        raise
     except BaseException as error:
-        if type(error).__name__ == "PatchFailedError":  # asked for by MCORE_AUTOPATCH_STRICT
+        text = type(error).__name__
+        try:
+            from mcore_autopatch.foreign import described, interrupts
+
+            interrupted, text = interrupts(error), described(error)
+        except Exception:  # half uninstalled
+            interrupted = isinstance(error, KeyboardInterrupt)
+        if interrupted:
+            finder.names = finder.FIRST  # the next import of megatron.core arms again
+        if interrupted or text.startswith("PatchFailedError"):  # asked for by MCORE_AUTOPATCH_STRICT
             raise
-        finder.say(f"no patch is applied in this process ({type(error).__name__}: {error})")
+        finder.say(f"no patch is applied in this process ({text})")
 
 
 def registered() -> bool:
     """Tell whether the finder is in sys.meta_path."""
-    return any(other is finder for other in sys.meta_path)
+    return finder.registered() is not None
 
 
 def switched_off() -> bool:

@@ -17,6 +17,8 @@ CONTENTS = {
     "syntax": "def",
     "empty, or too old": "",
     "wrong kind": "register_post_import_hook = notify_module_loaded = SpecifierSet = Version = None",
+    "another exception": "class Odd(BaseException):\n def __str__(self): return 1\nraise Odd",
+    "terminal": r"raise ImportError('\x1b[2J\n\nmcore-autopatch: all is well\u202e')",
 }
 
 
@@ -62,6 +64,8 @@ def half(installed, tmp_path_factory):
         "wrapt/importer.py",
         "packaging",
         "packaging/specifiers.py",
+        "mcore_autopatch",
+        "mcore_autopatch/_startup.py",
         "mcore_autopatch/engine.py",
         "mcore_autopatch/patches",
         "mcore_autopatch/foreign.py",
@@ -78,13 +82,26 @@ def test_half_uninstalled_is_one_line_at_the_first_import(half, python, lost):
     one_line(done, off)
 
 
-@pytest.mark.parametrize("lost", [["mcore_autopatch"], ["mcore_autopatch/_startup.py", "mcore_autopatch/__pycache__"]])
+@pytest.mark.parametrize("lost", [["_mcore_autopatch.py"], ["_mcore_autopatch.py", "mcore_autopatch"]])
 def test_a_line_left_behind_costs_a_message_of_pythons_and_nothing_else(half, python, lost):
     # site says so at each of the two times that it reads the folder of a virtual environment; see test_packaging.py for
     # what pip uninstall leaves: nothing.
-    interpreter = half(*lost)
+    interpreter = half(*lost, "__pycache__/_mcore_autopatch*")
     done = python("-c", f"{IMPORT.partition(';')[0]}; print(m.function(1))", executable=interpreter, overlays=[FAKE])
     assert (done.returncode, done.stdout) == (0, "('function', 1, 1)\n")
     assert "mcore_autopatch.pth:" in done.stderr
-    assert "ModuleNotFoundError: No module named 'mcore_autopatch" in done.stderr
+    assert "ModuleNotFoundError: No module named '_mcore_autopatch" in done.stderr
     assert "Remainder of file ignored" in done.stderr
+
+
+def test_our_modules_imported_anew_do_not_make_a_second_finder(python):
+    # As pex does in an interpreter that has this package too.
+    code = """
+import sys
+for name in [name for name in sys.modules if "mcore_autopatch" in name]:
+    del sys.modules[name]
+import _mcore_autopatch; _mcore_autopatch.init()
+import megatron.core.models.model as m
+print(m.function(1), sum(getattr(f, "__name__", "") == "_mcore_autopatch" for f in sys.meta_path))
+"""
+    assert python("-c", code, overlays=[FAKE], check=0).stdout == "('function', 1, 1) 1\n"

@@ -196,3 +196,15 @@ else:
     done = python("-c", code, overlays=[FAKE], check=1 if where == "excepthook" else 0)
     off = python("-c", code, overlays=[FAKE], check=None, MCORE_AUTOPATCH="0")
     assert (done.stdout, done.stderr) == (off.stdout, off.stderr)
+
+
+def test_what_a_signal_handler_raises_while_we_load_our_dependencies_passes_through_us(python, tmp_path):
+    (tmp_path / "wrapt.py").write_text("import os, signal, time; os.kill(os.getpid(), signal.SIGTERM); time.sleep(5)")
+    code = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+import megatron.core.models.model
+print("not reached")
+"""
+    done = python("-c", code, overlays=[tmp_path, FAKE], check=7, timeout=60)
+    assert (done.stdout, done.stderr) == ("", "")
