@@ -213,7 +213,7 @@ def test_a_folder_becomes_a_site_folder_in_the_two_ways_of_the_page(wheel, make_
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, wheel], check=True)
     line = line.replace("/shared/packages", str(folder))
     interpreter = make_venv()
-    count = "import sys; print(sum(type(f).__module__ == 'mcore_autopatch._startup' for f in sys.meta_path))"
+    count = "import sys; print(sum(getattr(f, '__name__', '') == '_mcore_autopatch' for f in sys.meta_path))"
 
     def active(*overlays):
         return python("-c", count, executable=interpreter, overlays=overlays, check=0).stdout == "1\n"

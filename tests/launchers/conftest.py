@@ -13,7 +13,7 @@ PROGRAM = """
 import os, sys
 def tell(_=None):
     import megatron.core.models.model as m
-    finders = sum(type(f).__module__ == "mcore_autopatch._startup" for f in sys.meta_path)
+    finders = sum(getattr(f, "__name__", "") == "_mcore_autopatch" for f in sys.meta_path)
     return os.getpid(), m.function(1), getattr(m.function, "__mcore_autopatch__", ()), finders
 """
 PATCH = """

@@ -72,5 +72,5 @@ if __name__ == "__main__":
 """
     told = launch("main.py", program=code)
     assert told == [
-        (method, ["mcore_autopatch", "mcore_autopatch._startup"]) for method in ("fork", "spawn", "forkserver")
+        (method, ["_mcore_autopatch"]) for method in ("fork", "spawn", "forkserver")
     ]
