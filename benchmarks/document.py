@@ -16,7 +16,7 @@ COUNTED = (
     "the count has to be corrected on the device: one comparison and one fill. Asking in Python whether it is zero "
     "would wait for the device"
 )
-BINDING = "Python packs and unpacks the keywords once more: see the column of a closure that does nothing else"
+BINDING = "{:.0f} ns are a Python closure, which packs and unpacks the keywords once more; the rest decides"
 
 
 def write(results, folder):
@@ -38,7 +38,7 @@ _HEAD = """\
 # Benchmarks
 
 This page and its plot are generated: `python -m nox -s benchmarks` measures again and writes them, and
-`benchmarks/results.json`. All figures are of one run, in which everything takes turns.
+`benchmarks/results.json`. What is compared in a table was measured in one run, in turns.
 
 Instructions are counted by valgrind (callgrind). They repeat to 0.1 % on any machine, except that a collection of
 garbage, 0.6 % of a start, falls into a run or does not. Times are the least of many short runs and differ
@@ -60,7 +60,7 @@ def _verdict(met, floor):
 
 def _share(python, subject, run="idle"):
     """Instructions beyond a bare start, as a share of it."""
-    counted = python[subject].get(run, {}).get("instructions")
+    counted = python.get(subject, {}).get(run, {}).get("instructions")
     base = python["bare"]["idle"]["instructions"]
     return None if not counted or not base else counted / base - 1
 
@@ -111,9 +111,10 @@ def _peers(start):
         for python in start.values():
             figures = python.get(name, {}).get(run, {})
             share = _share(python, name, run) if name != "bare" else None
-            counted = f"{figures['instructions'] / 1e6:.1f} M" if name == "bare" and figures["instructions"] else ""
-            cells += [f"{_percent(share) or counted} ({figures['cpu_ms']:.1f} ms)".strip()]
-        added = next(python[name][run].get("modules", 0) for python in start.values() if name in python)
+            counted = figures.get("instructions") if name == "bare" else None
+            milliseconds = f"({figures['cpu_ms']:.1f} ms)" if "cpu_ms" in figures else ""
+            cells.append(f"{f'{counted / 1e6:.1f} M' if counted else _percent(share)} {milliseconds}".strip())
+        added = next(python[name][run].get("modules", 0) for python in start.values() if run in python.get(name, {}))
         rows.append([name, run, *cells, added])
     how = [[name, subject.how] for name, subject in SUBJECTS.items()]
     return (
@@ -162,7 +163,7 @@ def _calls(calls):
     for patch, told in calls.items():
         more = told["replacement_ns"] - told["direct_ns"]
         floor = told["closure_ns"] - told["direct_ns"]
-        why = COUNTED if patch == "mtp-empty-loss-mask" else BINDING
+        why = COUNTED if patch == "mtp-empty-loss-mask" else BINDING.format(floor)
         rows.append([f"`{patch}`", f"`{told['attribute']}`", f"{floor:.0f}", f"{more:.0f}", _verdict(more <= 300, why)])
     return (
         "## What a call costs\n\nNanoseconds beyond a direct call of the same function, where nothing is changed; "
