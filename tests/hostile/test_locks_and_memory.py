@@ -82,14 +82,14 @@ def allocated(python, interpreter, program, **variables):
 
 
 @pytest.mark.parametrize("switch", ["1", "0"])
-def test_a_process_that_never_imports_megatron_grows_by_less_than_60_kb(python, bare, installed, switch):
+def test_a_process_that_never_imports_megatron_grows_by_less_than_20_kb(python, bare, installed, switch):
     # Python's table of names doubles now and then: the smallest difference of several programs is ours.
     differences = []
     for program in ("", "import json", "import argparse, decimal", "import asyncio"):
         allocated(python, installed, program)  # so that every .pyc is there
         ours = allocated(python, installed, program, MCORE_AUTOPATCH=switch)
         differences.append(ours - allocated(python, bare, program))
-    assert 0 < min(differences) < 60_000, differences
+    assert 0 < min(differences) < 20_000, differences
 
 
 REFERENCES = """
