@@ -107,6 +107,21 @@ def matrix_boundaries(session):
     session.run("python", "-m", "matrix.run", "torch-2.13.0", "--boundaries", env={"PYTHONPATH": "tests"})
 
 
+@nox.session
+def launchers(session):
+    """Start processes through Ray, Jupyter, uv and pex, each installed into an environment of its own."""
+    install_wheel(session, "[test]")
+    session.run("python", "-m", "pytest", "tests/launchers", "-m", "launcher", *session.posargs)
+
+
+@nox.session
+def benchmarks(session):
+    """Measure what a start, an import and a call cost, beside others, and write docs/benchmarks.md."""
+    session.install(TORCH, *UNDECLARED, "matplotlib>=3.9")
+    install_wheel(session)
+    session.run("python", "-m", "benchmarks", *session.posargs)
+
+
 @nox.session(venv_backend="none")
 def new_releases(session):
     """Name the releases of megatron-core on the package index that tests/releases.toml does not know."""

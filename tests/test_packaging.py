@@ -1,5 +1,6 @@
 """What runs at the start is where Python looks for it, however the package is installed, and goes when it goes."""
 
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,12 @@ def at_the_root(path):
 
 def test_the_wheel_has_the_start_up_files_at_its_root_and_nothing_else(wheel):
     assert at_the_root(wheel) == AT_THE_ROOT
+
+
+@pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
+def test_the_hashes_of_the_start_up_files_are_published(readme):
+    hashes = [f"{hashlib.sha256(content).hexdigest()}  {name}" for name, content in AT_THE_ROOT.items()]
+    assert "\n".join(["```", *hashes, "```"]) in (ROOT / readme).read_text()
 
 
 def test_a_wheel_built_from_the_sdist_has_the_same_files(wheel, tmp_path):

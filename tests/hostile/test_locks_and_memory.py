@@ -44,8 +44,10 @@ def entering(module):
 def leaving(module):
     yield
     elsewhere()
+class NoLock(contextlib.nullcontext):
+    acquire = release = lambda self: None
 class Handler(logging.Handler):
-    def createLock(self): self.lock = contextlib.nullcontext()
+    def createLock(self): self.lock = NoLock()
     def emit(self, record): record.levelno > 10 and elsewhere()
 def calling(original):
     return lambda *args: elsewhere() and original(*args)

@@ -64,13 +64,12 @@ def test_it(number):
 def test_processes_that_do_not_import_megatron_load_nothing_of_it(launch):
     code = """
 import multiprocessing, sys
-def loaded(_): return sorted(n for n in sys.modules if n.startswith(("_mcore_autopatch", "mcore_autopatch", "wrapt", "packaging")))
+OURS = "_mcore_autopatch", "mcore_autopatch", "wrapt", "packaging"
+def loaded(_): return sorted(name for name in sys.modules if name.startswith(OURS))
 if __name__ == "__main__":
     for method in ("fork", "spawn", "forkserver"):
         with multiprocessing.get_context(method).Pool(1) as pool:
             print((method, *pool.map(loaded, [0])))
 """
     told = launch("main.py", program=code)
-    assert told == [
-        (method, ["_mcore_autopatch"]) for method in ("fork", "spawn", "forkserver")
-    ]
+    assert told == [(method, ["_mcore_autopatch"]) for method in ("fork", "spawn", "forkserver")]
