@@ -89,12 +89,18 @@ def gpt_model(mtp_num_layers: int | None, *, seed: int = 1, model: dict[str, Any
 
     start()
     sizes = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "use_cpu_initialization": True}
-    exact = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "mtp_loss_scaling_factor": 0.1}
-    transformer = TransformerConfig(**{**sizes, **exact, "mtp_num_layers": mtp_num_layers, **config})
+    exact = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
+    mtp = {"mtp_num_layers": mtp_num_layers, "mtp_loss_scaling_factor": 0.1}
+    # Before 0.12 there is no MTP, and its absence cannot be asked for either.
+    if mtp_num_layers is None and not hasattr(gpt_layer_specs, "get_gpt_mtp_block_spec"):
+        mtp = {}
+    transformer = TransformerConfig(**{**sizes, **exact, **mtp, **config})
     layer = gpt_layer_specs.get_gpt_layer_local_spec(num_experts=transformer.num_moe_experts)
-    block = gpt_layer_specs.get_gpt_mtp_block_spec(transformer, layer, use_transformer_engine=False)
     arguments = {"vocab_size": 64, "max_sequence_length": 16, "position_embedding_type": "rope"}
-    built = GPTModel(transformer, layer, **{**arguments, "mtp_block_spec": block, **(model or {})})
+    if mtp:
+        block = gpt_layer_specs.get_gpt_mtp_block_spec(transformer, layer, use_transformer_engine=False)
+        arguments["mtp_block_spec"] = block
+    built = GPTModel(transformer, layer, **{**arguments, **(model or {})})
     # Drawn by name, because one more module would shift what a shared generator gives to the ones after it.
     for name, parameter in built.named_parameters():
         generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))

@@ -9,22 +9,26 @@ from mcore_autopatch.reproductions import _cpu
 
 
 def _packed(method: str) -> str:
-    """Train on sequences of 3, 8 and 5 tokens, packed into one, ``[1, 16]``."""
-    import torch
-    from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.transformer import multi_token_prediction
 
     if "packed_seq_params" not in inspect.signature(multi_token_prediction.roll_tensor).parameters:
         return "the MTP layers of this release refuse packed sequences"
+    recomputed = train(1, **_cpu.recompute(method))
+    return f"losses and gradients are those without recompute: {_cpu.compare(recomputed, train(1))}"
+
+
+def train(mtp_num_layers: int | None, **config: Any) -> dict[str, Any]:
+    """Train a model on sequences of 3, 8 and 5 tokens, packed into one, ``[1, 16]``; return what _cpu.train does."""
+    import torch
+    from megatron.core.packed_seq_params import PackedSeqParams
+
     ends = torch.tensor([0, 3, 11, 16], dtype=torch.int32)
     packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=8, max_seqlen_kv=8)
     inputs = {**_cpu.batch(sequences=1, length=16), "attention_mask": None, "packed_seq_params": packed}
-    recomputed = _cpu.train(_model(**_cpu.recompute(method)), **inputs)
-    expected = _cpu.train(_model(), **inputs)
-    return f"losses and gradients are those without recompute: {_cpu.compare(recomputed, expected)}"
+    return _cpu.train(_model(mtp_num_layers, **config), **inputs)
 
 
-def _model(**config: Any) -> Any:
+def _model(mtp_num_layers: int | None, **config: Any) -> Any:
     """Build a model whose attention keeps to its sequence, as Transformer Engine's does; megatron-core's own cannot."""
     import torch
     from megatron.core.transformer.dot_product_attention import DotProductAttention
@@ -38,7 +42,7 @@ def _model(**config: Any) -> Any:
             kwargs["attention_mask"] = ~allowed[None, None]
             return super().forward(*(tensor.unsqueeze(1) for tensor in qkv[:3]), **kwargs)
 
-    model = _cpu.gpt_model(1, **config)
+    model = _cpu.gpt_model(mtp_num_layers, **config)
     for module in model.modules():
         if type(module) is DotProductAttention:
             module.__class__ = Packed
