@@ -8,6 +8,9 @@ import pytest
 from environments import ROOT, clean_environment, fetch, pip_install
 from packaging.version import Version
 
+#: Takes long, and runs only if it is named: `python -m nox -s no_harm`.
+collect_ignore = ["no_harm"]
+
 
 @pytest.fixture(scope="session")
 def megatron_core():
