@@ -142,14 +142,10 @@ def test_nothing_differs(observe, tell, version):
 
     assert with_us.programs.keys() == programs
     tell(
-        values_compared=collections.Counter(kind for program in compared for kind, _ in without.programs[program]),
-        programs_that_are_the_same=dict(collections.Counter(compared)),
-        programs_that_fail_without_us=dict(
-            collections.Counter(f"{program}: {defect['patch']}" for program, defect in defects.items())
-        ),
-        programs_that_cannot_run_either_way=dict(
-            collections.Counter(f"{program}: {declared['error']}" for program, declared in cannot_run.items())
-        ),
+        values_compared=[kind for program in compared for kind, _ in without.programs[program]],
+        programs_that_are_the_same=compared,
+        programs_that_fail_without_us=[f"{program}: {defect['patch']}" for program, defect in defects.items()],
+        programs_that_cannot_run_either_way=[f"{name}: {declared['error']}" for name, declared in cannot_run.items()],
     )
 
 
@@ -167,7 +163,7 @@ def test_only_what_differs_between_two_runs_without_us_is_left_out(observe, tell
                     needed[rule] += normal(kind, value, rules) != normal(kind, other, rules)
 
     assert +needed.keys() == VARYING.keys()
-    tell(values_that_differ_between_two_runs_without_us=dict(needed))
+    tell(values_that_differ_between_two_runs_without_us=list(needed.elements()))
 
 
 HARMFUL = """
@@ -196,7 +192,7 @@ HARM = {
     "result.data = torch.nextafter(result.data, result.data + 1)": {"loss"},
     "result.register_hook(lambda gradient: gradient * (1 + 2**-23))": {"loss", "gradient", "weight", "file"},
     "warnings.warn('a warning that nobody is shown', DeprecationWarning)": {"warning"},
-    "logging.getLogger('megatron.core').debug('a line')": {"log", "process"},
+    "logging.getLogger('megatron.core').debug('a line')": {"log"},
     "print('a line')": {"stdout"},
     "os.write(2, b'a line')": {"stderr"},
     "torch.rand(1)": {"RNG"},
@@ -211,7 +207,7 @@ HARM = {
 
 @pytest.mark.real
 def test_harm_is_seen(observe, tmp_path):
-    """A harmful patch in the place of ours; the programs are one that works and one that fails either way."""
+    """Each harm comes from a patch that is there alone, in programs that need none on this release."""
     version, programs = "0.15.3", ("gpt", "checkpoint-model")
     without = observe(version, 0, *programs)
     for number, (statement, kinds) in enumerate(HARM.items()):
@@ -220,5 +216,4 @@ def test_harm_is_seen(observe, tmp_path):
         (folder / "harmful.py").write_text(HARMFUL.format(statement=statement))
         with_it = observe(version, 1, *programs, MCORE_AUTOPATCH_ONLY="harmful", MCORE_AUTOPATCH_PATH=folder)
         seen = {kind for _, kind, *_ in differences(without, with_it, without.programs)}
-        print(statement, sorted(seen))
         assert seen >= kinds, statement
