@@ -30,6 +30,7 @@ VARYING = {
     "temporary folder of torchrun": r"(?<=/tmp/torchelastic_)\w{8}/[\w-]+",
     "time": r"(?<='time': )\d+|(?<='times_spent': )\d+|(?<![\w.-])\d+\.\d+(e-\d+)?(?=s?(?![\w.]))",
     "address": r"(?<= at )0x[0-9a-f]+",
+    "memory in use": r"(?<=consumed: )\d+|(?<=before: )\d+|(?<=after: )\d+",
     "port of torchrun": r"(?<='MASTER_PORT', ')\d+",
     "number of a save": r"(?<='uuid': ')\d+",
     "identifier of a save": r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
