@@ -144,7 +144,7 @@ def test_nothing_differs(observe, tell, version):
     assert with_us.programs.keys() == programs
     tell(
         values_compared=[kind for program in compared for kind, _ in without.programs[program]],
-        programs_that_are_the_same=compared,
+        programs_that_are_the_same=[program for program in compared if program in without.patches],
         programs_that_fail_without_us=[f"{program}: {defect['patch']}" for program, defect in defects.items()],
         programs_that_cannot_run_either_way=[f"{name}: {declared['error']}" for name, declared in cannot_run.items()],
     )
