@@ -155,9 +155,12 @@ def test_only_what_differs_between_two_runs_without_us_is_left_out(observe, tell
     needed = collections.Counter()
     for version in (RELEASES[0], RELEASES[-1]):
         first, second = observe(version, 0), observe(version, 0)
-        assert not list(differences(first, second, first.programs.keys() | second.programs.keys()))
-        for program, values in first.programs.items():
-            for (kind, name), value in values.items():
+        # Which of several writers fails first is not always the same.
+        programs = first.programs.keys() - declarations("defects", version, first.programs)
+        differing = list(differences(first, second, programs))
+        assert not differing, shown(differing)
+        for program in programs:
+            for (kind, name), value in first.programs[program].items():
                 other = second.programs[program][kind, name]
                 for rule in VARYING if value != other else ():
                     rules = VARYING.keys() - {rule}
