@@ -7,6 +7,9 @@ import sys
 import pytest
 from environments import FAKE, PREAMBLE, ROOT, clean_environment, fetch_release, pip_install
 
+#: Takes long, and runs only if it is named: `python -m nox -s no_harm`.
+collect_ignore = ["no_harm"]
+
 
 @pytest.fixture(scope="session")
 def megatron_core():
