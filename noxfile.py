@@ -100,6 +100,14 @@ def matrix(session, environment):
 
 
 @nox.session
+def no_harm(session):
+    """Run programs on every release without us and with us, and compare all that can be seen of them, bit for bit."""
+    session.install(TORCH, *UNDECLARED, TRITON)
+    install_wheel(session, "[test]")
+    session.run("python", "-m", "pytest", "tests/no_harm", "-n", str(min(4, os.cpu_count() or 1)), *session.posargs)
+
+
+@nox.session
 def matrix_boundaries(session):
     """Run the cells where a bug begins or ends, with one torch, and compare them with docs/matrix.json."""
     session.install(TORCH, *UNDECLARED, TRITON)

@@ -38,7 +38,12 @@ print("; ".join(map(" ".join, outcomes)))
 @functools.cache
 def releases():
     """Return releases.toml: the releases of megatron-core and the environments that they are tested in."""
-    return tomllib.loads(ROOT.joinpath("tests", "releases.toml").read_text())
+    return load_toml(ROOT / "tests" / "releases.toml")
+
+
+def load_toml(path):
+    """Return what a TOML file holds."""
+    return tomllib.loads(path.read_text())
 
 
 def fetch_release(version):

@@ -11,19 +11,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import tomllib
-from environments import ROOT
+from environments import CACHE, load_toml, releases
 from packaging.specifiers import SpecifierSet
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs.py"
 ENVIRONMENT = f"torch-{importlib.metadata.version('torch').split('+')[0]}"
-RELEASES = [
-    version
-    for version, release in tomllib.loads((ROOT / "tests/releases.toml").read_text())["releases"].items()
-    if ENVIRONMENT in release["environments"]
-]
-DECLARED = tomllib.loads((HERE / "declared.toml").read_text())
+RELEASES = [version for version, release in releases()["releases"].items() if ENVIRONMENT in release["environments"]]
+DECLARED = load_toml(HERE / "declared.toml")
 #: What differs between two runs without us, in texts: what it is -> what it looks like.
 VARYING = {
     "temporary folder": r"(?<=/tmp/mcore-autopatch-)\w{8}",
@@ -71,6 +66,8 @@ def observe(python, megatron_core):
 
     def run(version, switch, *only, **variables):
         variables.update(overlays=[megatron_core(version)], timeout=600, MCORE_AUTOPATCH=switch)
+        # megatron-core puts the commit of the repository that it finds itself in into its version.
+        variables["GIT_CEILING_DIRECTORIES"] = CACHE
         torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
         launchers = {"alone": (), **({} if only else {"together": torchrun})}
         with tempfile.TemporaryDirectory() as name:
