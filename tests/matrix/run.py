@@ -177,7 +177,7 @@ def _results(folder, name):
 def _plain(text):
     """Return the first line of a message, without what differs from run to run or from machine to machine."""
     text = text.strip().split("\n", 1)[0]
-    return re.sub(r"(/[\w.+-]+)+/", "", text)[:200]
+    return re.sub(r"(?<![:/\w])(/[\w.+-]+)+/", "", text)[:200]
 
 
 def _cell(environment, release, name, without, with_us):
@@ -244,16 +244,15 @@ def read():
 
 
 def write():
-    """Write docs/matrix.json from the store, in the order of releases.toml, one line per cell."""
+    """Write docs/matrix.json from the store: the environments that are complete, in the order of releases.toml."""
     versions, cells = {}, []
     for name in releases()["environments"]:
-        for release, told in releases()["releases"].items():
-            for patch in PATCHES if name in told["environments"] else ():
-                path = _path(name, release, patch)
-                if patch in patches_of(name) and path.exists():
-                    stored = json.loads(path.read_text())
-                    versions[name] = stored["versions"]
-                    cells.append(json.dumps(_cell(*stored["results"])))
+        tested = [release for release, told in releases()["releases"].items() if name in told["environments"]]
+        paths = [_path(name, release, patch) for release in tested for patch in PATCHES if patch in patches_of(name)]
+        if all(path.exists() for path in paths):
+            stored = [json.loads(path.read_text()) for path in paths]
+            versions[name] = stored[-1]["versions"]
+            cells += [json.dumps(_cell(*each["results"])) for each in stored]
     if "npu" in versions:  # it is laid over the environment, and not installed in it
         versions["npu"]["torch-npu"] = releases()["environments"]["npu"]["torch_npu"]
     text = '{"environments": {\n'
