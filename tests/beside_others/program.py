@@ -26,7 +26,7 @@ def take(step):
     import mcore_autopatch
 
     if step == "late":
-        sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "Finder"]
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not sys.modules["_mcore_autopatch"]]
     elif step == "install":
         mcore_autopatch.install()
     else:

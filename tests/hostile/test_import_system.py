@@ -68,7 +68,7 @@ def test_our_finder_taken_away_leaves_wrapts_to_fire_the_hooks(run):
     done = run(f"""
 use(patch())
 import megatron.core
-sys.meta_path[:] = [f for f in sys.meta_path if type(f).__name__ != "Finder"]
+sys.meta_path[:] = [f for f in sys.meta_path if f is not sys.modules["_mcore_autopatch"]]
 {IMPORT}
 """)
     assert done.stdout == PATCHED
