@@ -4,7 +4,7 @@ import importlib
 import sys
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from mcore_autopatch.declaration import Device
 
@@ -17,21 +17,25 @@ def megatron_core() -> str | None:
         info = importlib.import_module("megatron.core.package_info")
     except ImportError:
         info = sys.modules.get("megatron.core")
-    version = getattr(info, "__version__", None)
-    return None if version is None else str(version)
+    return _stated(info)
 
 
 def torch() -> str | None:
     """Version of the torch that is loaded; None when none is."""
-    version = getattr(sys.modules.get("torch"), "__version__", None)
-    return None if version is None else str(version)
+    return _stated(sys.modules.get("torch"))
+
+
+def _stated(module: object) -> str | None:
+    version = getattr(module, "__version__", None)
+    # One that was read from a file may end in a newline, and is none the worse for it.
+    return None if version is None else str(version).strip()
 
 
 def parsed(version: str | None) -> Version | None:
     """Parse a version by PEP 440; None for what does not follow it."""
     try:
         return None if version is None else Version(version)
-    except InvalidVersion:
+    except (TypeError, ValueError):  # no text; InvalidVersion; more digits than Python makes a number of
         return None
 
 
