@@ -15,6 +15,8 @@ from mcore_autopatch.errors import PatchDefinitionError
 from mcore_autopatch.record import Record
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
+#: Characters of a specifier. A number of more digits than this may be more than Python reads.
+_LONGEST = 256
 
 
 class Device(str, enum.Enum):
@@ -48,12 +50,19 @@ class Affected(Record):
 
     def __post_init__(self) -> None:
         """Refuse what cannot be read."""
-        try:
-            _specifiers(self.megatron_core), _specifiers(self.torch)
-        except InvalidSpecifier as error:
-            raise PatchDefinitionError(f"Affected({self.source!r})", str(error)) from error
-        if not self.megatron_core or not self.source:
-            raise PatchDefinitionError("Affected", "megatron_core and source must not be empty")
+        name = f"Affected({self.source!a})"
+        for specifier in (self.megatron_core, self.torch):
+            if not isinstance(specifier, str) or len(specifier) > _LONGEST:
+                problem = f"a specifier is a text of at most {_LONGEST} characters, unlike {specifier!a:.80}"
+                raise PatchDefinitionError(name, problem)
+            try:
+                _specifiers(specifier)
+            except InvalidSpecifier as error:
+                raise PatchDefinitionError(name, str(error)) from error
+        if not self.megatron_core.strip() or not isinstance(self.source, str) or not self.source:
+            raise PatchDefinitionError(name, "megatron_core and source must be texts that are not empty")
+        if self.device is not None and not isinstance(self.device, Device):
+            raise PatchDefinitionError(name, f"device must be a Device or None, unlike {self.device!a:.80}")
 
     def __str__(self) -> str:
         parts = [f"megatron-core {self.megatron_core}", f"torch {self.torch}" if self.torch else ""]
@@ -116,23 +125,44 @@ class Patch(Record):
 
     def __post_init__(self) -> None:
         """Refuse a declaration with holes."""
-        name = self.id or self.title or "patch"
-        for text in ("title", "symptom", "cause", "effect", "upstream", "target"):
-            if not getattr(self, text):
-                raise PatchDefinitionError(name, f"{text} must not be empty")
-        if not isinstance(self.target, str) or self.target in ("megatron", "megatron.core"):
-            raise PatchDefinitionError(name, "target must be the name of a module inside megatron.core")
+        name = next((text for text in (self.id, self.title) if text and isinstance(text, str)), "patch")
+        _check_texts(self, name)
         if not isinstance(self.replacements, Mapping) or not isinstance(self.additions, Mapping):
             raise PatchDefinitionError(name, "replacements and additions must be mappings")
-        if not isinstance(self.errors, tuple) or not all(error and error.isprintable() for error in self.errors):
-            raise PatchDefinitionError(name, "errors must be a tuple of lines of text")
-        if self.id and not all(word.isalnum() and word.isascii() and word.islower() for word in self.id.split("-")):
-            raise PatchDefinitionError(name, "an id is made of lower-case words joined by hyphens")
-        try:
-            re.compile(self.recognised_by)
-        except re.error as error:
-            raise PatchDefinitionError(name, f"recognised_by is no regular expression: {error}") from error
+        if not all(isinstance(path, str) for path in (*self.replacements, *self.additions)):
+            raise PatchDefinitionError(name, "replacements and additions must have names for keys")
+        if not all(map(callable, (self.probe, *self.replacements.values(), *filter(None, [self.execution])))):
+            raise PatchDefinitionError(name, "probe, execution and the values of replacements must be functions")
+        if not isinstance(self.affected, tuple | list) or not all(isinstance(row, Affected) for row in self.affected):
+            raise PatchDefinitionError(name, "affected must be a tuple of Affected rows")
         if not self.affected:
             raise PatchDefinitionError(name, "at least one Affected row is needed")
         if not (self.replacements or self.additions or self.execution):
             raise PatchDefinitionError(name, "there is nothing to replace, to add or to execute in")
+
+
+#: The fields that hold texts.
+_TEXTS = tuple(name for name, kind in Patch.__annotations__.items() if kind is str)
+
+
+def _check_texts(patch: Patch, name: str) -> None:
+    for field in _TEXTS:
+        text = getattr(patch, field)
+        if not isinstance(text, str):
+            raise PatchDefinitionError(name, f"{field} must be a text")
+        if not text and not hasattr(Patch, field):  # there is no default
+            raise PatchDefinitionError(name, f"{field} must not be empty")
+    if patch.target in ("megatron", "megatron.core") or not all(map(str.isidentifier, patch.target.split("."))):
+        raise PatchDefinitionError(name, "target must be the name of a module inside megatron.core")
+    if not isinstance(patch.errors, tuple) or not all(map(_is_line, patch.errors)):
+        raise PatchDefinitionError(name, "errors must be a tuple of lines of text")
+    if patch.id and not all(word.isalnum() and word.isascii() and word.islower() for word in patch.id.split("-")):
+        raise PatchDefinitionError(name, "an id is made of lower-case words joined by hyphens")
+    try:
+        re.compile(patch.recognised_by)
+    except (re.error, OverflowError, RecursionError, Warning) as error:
+        raise PatchDefinitionError(name, f"recognised_by is no regular expression: {error}") from error
+
+
+def _is_line(text: object) -> bool:
+    return isinstance(text, str) and bool(text) and text.isprintable()
