@@ -163,8 +163,9 @@ def _load_file(path: Path) -> object:
         try:
             spec.loader.exec_module(module)
         except BaseException:
-            del sys.modules[name]
+            sys.modules.pop(name, None)
             raise
+        sys.modules.setdefault(name, module)
     return sys.modules[name]
 
 
