@@ -89,13 +89,16 @@ class Summary:
         self.unreadable: dict[str, str] = {}
         for path in sorted(folder.rglob("*.json")):
             try:
+                if not path.is_file():
+                    raise ValueError("not a file")  # noqa: TRY301
                 report = json.loads(path.read_bytes())
                 if not isinstance(report, dict) or report["schema"] != snapshot.SCHEMA:
                     raise ValueError(f"not a report of schema {snapshot.SCHEMA}")  # noqa: TRY301
+                _check(report)
                 report["facts"] = dict(_facts(report))
                 self.reports.append(report)
             except Exception as error:
-                self.unreadable[str(path)] = f"{type(error).__name__}: {error}"
+                self.unreadable[str(path)] = described(error)
         #: Fact, such as "torch" or the id of a patch -> how many processes say what of it.
         self.counts: dict[str, Counter[str]] = defaultdict(Counter)
         for report in self.reports:
@@ -130,10 +133,34 @@ class Summary:
         return bool(self.reports) and not (self.unreadable or self.missing or any(True for _ in self.differing()))
 
 
+_FACTS = ("mcore_autopatch", "megatron_core", "torch", "device", "python")
+
+
+def _check(report: dict[str, Any]) -> None:
+    """Raise an exception that says why, where a field that is used is missing or of another type."""
+    texts = [report["host"], *map(report.__getitem__, _FACTS)]
+    numbers = [report["pid"], report["rank"], report["world_size"]]
+    switches, outcomes = report["switches"], report["outcomes"]
+    if not isinstance(switches, dict) or not isinstance(outcomes, list):
+        raise TypeError("switches must be an object and outcomes a list")
+    texts += switches.values()
+    for outcome in outcomes:
+        if not isinstance(outcome, dict):
+            raise TypeError("an outcome must be an object")
+        if outcome["patch"] is None or outcome["status"] is None:
+            raise ValueError("an outcome must name its patch and status")
+        texts += [outcome["patch"], outcome["status"], outcome["reason"]]
+    for value, kind in (*((text, str) for text in texts), *((number, int) for number in numbers)):
+        if type(value) not in (kind, type(None)):
+            raise TypeError(f"{value!r:.80} where {kind.__name__} is expected")
+    if not all(number in range(snapshot.TOO_MANY) for number in numbers[1:] if number is not None):
+        raise ValueError("rank or world_size is no number that a job can have")
+
+
 def _facts(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for fact in ("mcore_autopatch", "megatron_core", "torch", "device", "python"):
+    for fact in _FACTS:
         if report[fact] is not None:
-            yield fact, str(report[fact])
+            yield fact, report[fact]
     for outcome in report["outcomes"]:
         if outcome["status"] != "waiting":
             yield outcome["patch"], outcome["status"] + (f" ({outcome['reason']})" if outcome["reason"] else "")

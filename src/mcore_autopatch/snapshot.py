@@ -12,6 +12,8 @@ from mcore_autopatch.outcome import Outcome
 
 #: Version of the form. It changes when a field goes away or changes its meaning, not when one is added.
 SCHEMA = 1
+#: No job has as many processes: a rank or a world size from here on is a mistake.
+TOO_MANY = 1_000_000
 
 
 def document() -> dict[str, Any]:
@@ -45,4 +47,5 @@ def plain(outcome: Outcome) -> dict[str, Any]:
 
 def _number(variable: str) -> int | None:
     text = os.environ.get(variable, "")
-    return int(text) if text.isdecimal() else None
+    number = int(text[:9]) if text.isdecimal() else TOO_MANY
+    return number if number < TOO_MANY else None
