@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import importlib.metadata
+import io
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ import mcore_autopatch
 from mcore_autopatch import _startup, catalogue, doctor, fresh, snapshot
 from mcore_autopatch.declaration import Patch
 from mcore_autopatch.errors import PatchDefinitionError, UnknownPatchError
+from mcore_autopatch.foreign import described, printable
 from mcore_autopatch.matching import Combination, match
 from mcore_autopatch.switches import Switches
 
@@ -36,6 +38,8 @@ _COLOURS = {"green": "32", "red": "31", "yellow": "33", "bold": "1"}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Return 0, 1 for something that needs attention, or 2 for an error, told on stderr."""
     options = _parser().parse_args(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name of the user's may be none that the locale can write
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code: int = options.run(options)
         sys.stdout.flush()
@@ -310,7 +314,7 @@ def _summarize(options: argparse.Namespace) -> int:
         values = "; ".join(
             f"{value} ({count:,})" if len(counter) > 1 else value for value, count in counter.most_common()
         )
-        rows.append((fact.replace("_", "-"), values))
+        rows.append((printable(fact.replace("_", "-")), printable(values)))
     _rows(rows)
     shared = set.intersection(*(set(report["switches"].items()) for report in summary.reports or [{"switches": {}}]))
     remarks: Counter[str] = Counter()
@@ -319,12 +323,12 @@ def _summarize(options: argparse.Namespace) -> int:
         names = "".join(f"; {name}={text}" for name, text in report["switches"].items() if (name, text) not in shared)
         remarks[f"{rank} on {report['host']}: {fact} is {value}, not {usual}{names}"] += 1
     for text, count in list(remarks.items())[:50]:
-        _say(_paint("red", f"{text} ({count} process{'es' if count > 1 else ''})"), indent=0)
+        _say(_paint("red", f"{printable(text)} ({count} process{'es' if count > 1 else ''})"), indent=0)
     if summary.missing:
         shown = ", ".join(map(str, summary.missing[:20])) + (" …" if len(summary.missing) > 20 else "")  # noqa: PLR2004
         _say(_paint("red", f"no report from {len(summary.missing):,} ranks: {shown}"), indent=0)
     for path, problem in list(summary.unreadable.items())[:20]:
-        _say(_paint("red", f"{path} cannot be read: {problem}"), indent=0)
+        _say(_paint("red", f"{printable(path)} cannot be read: {problem}"), indent=0)
     print(
         _paint("green", "all agree")
         if summary.agrees
@@ -338,9 +342,7 @@ def _known(ids: Iterable[str]) -> list[Patch]:
     for patch_id in ids:
         for broken in found.broken:
             if broken.id == patch_id:
-                raise PatchDefinitionError(
-                    f"{patch_id} from {broken.origin}", f"{type(broken.error).__name__}: {broken.error}"
-                )
+                raise PatchDefinitionError(f"{patch_id} from {broken.origin}", described(broken.error))
         if patch_id not in found.patches:
             raise UnknownPatchError(patch_id, found.nearest(patch_id), list(found.patches))
     return [found.patches[patch_id] for patch_id in ids]
