@@ -116,6 +116,14 @@ def matrix_boundaries(session):
 
 
 @nox.session
+def fuzz(session):
+    """Look for inputs that break something, ten minutes or as many seconds as given: `nox -s fuzz -- 3600`."""
+    install_wheel(session, "[test]")
+    (seconds,) = session.posargs or ["600"]
+    session.run("python", "-m", "pytest", "tests/fuzz", "-p", "no:xdist", env={"FUZZ_SECONDS": seconds})
+
+
+@nox.session
 def launchers(session):
     """Start processes through Ray, Jupyter, uv and pex, each installed into an environment of its own."""
     install_wheel(session, "[test]")
