@@ -239,10 +239,23 @@ def test_doctor_works_without_wrapt(doctor, broken):
     assert "wrapt is not installed" in doctor(interpreter)
 
 
-def test_without_packaging_one_line_says_what_to_do(python, broken):
+def test_a_dependency_that_is_installed_and_cannot_be_imported_is_no_active_hook(doctor, broken, python):
+    interpreter, packages = broken
+    shutil.rmtree(packages / "wrapt")  # and not what pip knows of it
+    told = " ".join(doctor(interpreter, PYTHONPATH=FAKE).split())
+    assert "the patches cannot be loaded: ModuleNotFoundError: No module named 'wrapt'" in told
+    status = python("-m", "mcore_autopatch", executable=interpreter, PYTHONPATH=FAKE, check=0).stdout
+    assert "hook: not active: the patches cannot be loaded" in " ".join(status.split())
+    assert "would happen" not in status
+
+
+@pytest.mark.parametrize("command", [["-m", "mcore_autopatch"], ["bin/mcore-autopatch"]])
+def test_without_packaging_one_line_says_what_to_do(python, broken, command):
     interpreter, packages = broken
     shutil.rmtree(packages / "packaging")
-    done = python("-m", "mcore_autopatch", "doctor", executable=interpreter, check=1)
+    if command[0] != "-m":
+        command = [interpreter.with_name("mcore-autopatch")]
+    done = python(*command, "doctor", executable=interpreter, check=1)
     assert done.stderr.count("\n") == 1
     assert "pip install --force-reinstall mcore-autopatch" in done.stderr
 

@@ -2,9 +2,15 @@
 
 import sys
 
-if __name__ == "__main__":
+
+def main() -> int:
+    """Run the command line, or say in one line why it cannot be run."""
     try:
-        from mcore_autopatch.cli import main
+        from mcore_autopatch import cli
     except ImportError as error:
         sys.exit(f"mcore-autopatch: error: {error}; python -m pip install --force-reinstall mcore-autopatch")
+    return cli.main()
+
+
+if __name__ == "__main__":
     sys.exit(main())

@@ -8,10 +8,14 @@ import _mcore_autopatch
 finder: Any = _mcore_autopatch
 finder = finder.registered() or finder
 OFF: tuple[str, ...] = _mcore_autopatch.OFF
+#: Why arming failed in this process; empty where it did not.
+failure = ""
 
 
 def arm(finder: Any) -> None:
     """Load the engine and register the post-import hooks; on any failure the imports of the user go on unpatched."""
+    global failure
+    failure = ""
     # Emptied first: whatever is imported from here must not arrive here again.
     finder.names = ()
     # Asked again, because scripts set the variable too, and wrapt need not be imported for nothing.
@@ -33,6 +37,7 @@ def arm(finder: Any) -> None:
             finder.names = finder.FIRST  # the next import of megatron.core arms again
         if interrupted or text.startswith("PatchFailedError"):  # asked for by MCORE_AUTOPATCH_STRICT
             raise
+        failure = text
         finder.say(f"no patch is applied in this process ({text})")
 
 

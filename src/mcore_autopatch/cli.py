@@ -128,7 +128,7 @@ def _status(options: argparse.Namespace) -> int:
     _rows([("device", told["device"] or ("not asked" if options.static else "unknown: torch is not loaded"))], indent=0)
     if options.static:
         _say("A forecast from package metadata: the loaded code has the last word.", indent=0)
-    elif not told["hook"]:
+    elif not told["hook"] and told["outcomes"]:
         hint = "without the switch" if _startup.switched_off() else "after mcore_autopatch.install()"
         _say(f"No patch is applied. This is what would happen {hint}:", indent=0)
     for outcome in told["outcomes"]:

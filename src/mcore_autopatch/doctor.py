@@ -93,12 +93,14 @@ def _home() -> Path:
 
 
 def inactive() -> Finding:
-    """Say why the finder was not registered when Python started."""
+    """Say why the finder was not registered when Python started, or does nothing."""
     why = "no patch is applied in any process that is started like this one"
     user = Path(site.getusersitepackages(), LINE)
     if _startup.switched_off():
         value = os.environ["MCORE_AUTOPATCH"]
         what, remedy = f"switched off by MCORE_AUTOPATCH={value}", "unset MCORE_AUTOPATCH"
+    elif _startup.failure:
+        what, remedy = f"the patches cannot be loaded: {_startup.failure}", f"reinstall what it names, or {REINSTALL}"
     elif sys.flags.no_site:
         what, remedy = "Python was started with -S and reads no .pth file", f"leave out -S, {BY_HAND}"
     elif any(Path(folder, LINE).exists() for folder in _site_folders()):

@@ -66,6 +66,7 @@ def _tell(modules: Sequence[str]) -> dict[str, Any]:
     if "megatron.core" in sys.modules:
         wanted = {patch.target for patch in _waiting() if not _not_for_this(patch)}
         problems = {module: text for module, text in problems.items() if module in wanted or module not in targets}
+    active = active and not _startup.failure
     findings = doctor.findings(active=active, early=early)
     told = {**snapshot.document(), "hook": active, "problems": problems}
     return {**told, "findings": [dataclasses.asdict(finding) for finding in findings]}
