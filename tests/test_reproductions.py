@@ -1,8 +1,13 @@
 """python -m mcore_autopatch.reproductions: names that are unknown, results that can be parsed, and no endless wait."""
 
 import json
+import multiprocessing
+from types import SimpleNamespace
+
+import pytest
 
 from mcore_autopatch import catalogue
+from mcore_autopatch.reproductions import _checkpoint
 
 COMMAND = ("-m", "mcore_autopatch.reproductions")
 FAKE = """
@@ -58,3 +63,14 @@ def test_named_cases_alone_are_run_and_success_is_zero(python):
 
 def test_further_ranks_are_silent_but_count(python):
     assert python("-c", FAKE, "bad", check=1, RANK=1).stdout == ""
+
+
+def test_a_worker_whose_start_was_interrupted_is_given_up():
+    """Otherwise megatron-core waits for it when the queue is collected, for ever."""
+    caller = SimpleNamespace(process=multiprocessing.get_context("spawn").Process())
+    with (
+        pytest.raises(TimeoutError),
+        _checkpoint.ended(SimpleNamespace(persistent_caller=caller, async_calls=[])),
+    ):
+        raise TimeoutError
+    assert caller.process is None

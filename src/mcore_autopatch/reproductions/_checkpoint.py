@@ -111,8 +111,9 @@ def ended(queue: Any) -> Iterator[None]:
             process = getattr(caller, "process", None)
             if process is None:
                 continue
-            process.kill()
-            process.join()
+            if process.pid is not None:  # the limit of a case may have interrupted its start
+                process.kill()
+                process.join()
             # From 0.17 on the class knows the process too.
             if hasattr(caller, "_persistent_process"):
                 caller.close(abort=True)
