@@ -65,9 +65,14 @@ def test_further_ranks_are_silent_but_count(python):
     assert python("-c", FAKE, "bad", check=1, RANK=1).stdout == ""
 
 
+class Caller:
+    process = None
+
+
 def test_a_worker_whose_start_was_interrupted_is_given_up():
     """Otherwise megatron-core waits for it when the queue is collected, for ever."""
-    caller = SimpleNamespace(process=multiprocessing.get_context("spawn").Process())
+    caller = Caller()
+    caller.process = multiprocessing.get_context("spawn").Process()
     with (
         pytest.raises(TimeoutError),
         _checkpoint.ended(SimpleNamespace(persistent_caller=caller, async_calls=[])),
