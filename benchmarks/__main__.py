@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import document, start_up
-from tests.environments import ROOT, clean_environment, fetch
+from tests.environments import ROOT, clean_environment, fetch_release
 
 RESULTS = ROOT / "benchmarks" / "results.json"
 
@@ -27,12 +27,6 @@ def _run(script, name, *, overlay=None, **variables):
     if done.returncode:
         sys.exit(f"{script} {name}: exit {done.returncode}\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def _release(version):
-    return fetch(
-        f"megatron-core=={version}", python="3.12" if version >= "0.17" and sys.version_info < (3, 12) else None
-    )
 
 
 def _start(options):
@@ -64,12 +58,12 @@ def _megatron(options):
         speeds = {which: [] for which in runs}
         for _ in turns:
             for which, variables in runs.items():
-                speeds[which].append(_run("speed.py", "save", overlay=_release(version), **variables))
+                speeds[which].append(_run("speed.py", "save", overlay=fetch_release(version), **variables))
         saving[version] = {which: max(each) for which, each in speeds.items()}
     forward = {version: [] for version in ("0.16.1", "0.17.1")}
     for _ in turns:
         for version, times in forward.items():
-            times.append(_run("speed.py", "evaluate", overlay=_release(version)))
+            times.append(_run("speed.py", "evaluate", overlay=fetch_release(version)))
     return {"save_mb_per_s": saving, "evaluate_ms": {version: min(times) for version, times in forward.items()}}
 
 
