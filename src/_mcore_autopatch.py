@@ -3,7 +3,7 @@
 # Every interpreter of the environment pays for each line here. os is imported where it is used, because Python up to
 # 3.11 takes apart, entry by entry, what a finder still refers to when it ends. A class would cost a tenth more, and
 # annotations cost too.
-# mypy: allow-untyped-defs
+# mypy: allow-untyped-defs, allow-untyped-calls
 # ruff: noqa: ANN001, ANN202
 
 import sys
@@ -11,7 +11,7 @@ import sys
 #: Values of MCORE_AUTOPATCH, in lower case, that switch everything off.
 OFF = ("0", "false", "off", "no")
 #: Names to act on. Arming replaces the first one by the targets, which the catalogue knows.
-names = FIRST = ("megatron.core",)
+names = FIRST = ("megatron.core",)  # type: tuple[str, ...]
 finder = sys.modules[__name__]
 
 
@@ -66,7 +66,7 @@ def registered():
     imports this module anew.
     """
     for other in sys.meta_path:
-        if type(other) is type(sys) and other.__name__ == __name__:
+        if type(other) is type(sys) and other.__name__ == __name__:  # type: ignore[comparison-overlap]
             return other
     return None
 
