@@ -168,10 +168,10 @@ def test_verify_shows_the_failure_without_us_and_success_with_us(cli, megatron_c
 def test_verify_says_what_is_not_present_and_fails_where_a_patch_does_not_help(cli, megatron_core, tmp_path):
     told = cli("verify", "mtp-inference", overlays=[megatron_core("0.17.1")]).stdout
     assert "mtp-inference: not present here" in told
-    # A sitecustomize that takes the finder away again stands for a hook that is not active.
+    # A sitecustomize that takes the finder away again stands for a hook that is not active. It may print as well.
     (tmp_path / "off" / "sitecustomize.py").parent.mkdir()
     code = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if f is not sys.modules['_mcore_autopatch']]"
-    (tmp_path / "off" / "sitecustomize.py").write_text(code)
+    (tmp_path / "off" / "sitecustomize.py").write_text(f"{code}; print('welcome', flush=True)")
     done = cli("verify", "mtp-inference", overlays=[tmp_path / "off", megatron_core("0.16.1")], check=1)
     assert "mtp-inference, eval: NOT FIXED" in done.stdout
     assert "doctor" in done.stderr

@@ -326,7 +326,8 @@ def _summarize(options: argparse.Namespace) -> int:
         _say(_paint("red", f"{printable(text)} ({count} process{'es' if count > 1 else ''})"), indent=0)
     if summary.missing:
         shown = ", ".join(map(str, summary.missing[:20])) + (" …" if len(summary.missing) > 20 else "")  # noqa: PLR2004
-        _say(_paint("red", f"no report from {len(summary.missing):,} ranks: {shown}"), indent=0)
+        ranks = f"{len(summary.missing):,} rank{'s' if len(summary.missing) > 1 else ''}"
+        _say(_paint("red", f"no report from {ranks}: {shown}"), indent=0)
     for path, problem in list(summary.unreadable.items())[:20]:
         _say(_paint("red", f"{printable(path)} cannot be read: {problem}"), indent=0)
     print(

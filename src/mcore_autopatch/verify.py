@@ -87,7 +87,8 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
 
 def _results(scratch: Path, number: int) -> dict[str, Any]:
     lines = (scratch / f"out{number}").read_text(errors="replace").splitlines()
-    results = {result["case"]: result for result in map(json.loads, lines)}
+    # What a sitecustomize or a .pth file prints comes first.
+    results = {result["case"]: result for result in (json.loads(line) for line in lines if line.startswith('{"id": '))}
     if not results:
         last = (scratch / f"err{number}").read_text(errors="replace").strip().splitlines() or ["it said nothing"]
         results["start"] = {"ok": False, "error": last[-1]}

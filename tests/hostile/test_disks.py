@@ -56,21 +56,30 @@ def test_a_full_device_is_one_warning(python):
     one_warning(done, "/dev/full: ")
 
 
-def test_a_full_disk_behind_stderr_changes_nothing(python, tmp_path):
-    # Guard: say() and logging keep what writing raises to themselves.
+@pytest.mark.parametrize("wrapt", ["works", "broken"])
+def test_a_full_disk_behind_stderr_changes_nothing(python, tmp_path, wrapt):
     code = f"import sys; sys.stderr = open('/dev/full', 'w', buffering=1)\n{CODE}"
     code = code.replace("use(patch())", "use(patch(), patch('two', probe=lambda module: 1 / 0))")
     code += "\nsys.stderr = None"
-    done = python("-c", code, overlays=[FAKE], MCORE_AUTOPATCH_VERBOSE=2)
-    assert done.stdout == "('one', 'function', 1, 1)\n"
+    expected = "('one', 'function', 1, 1)\n"
+    if wrapt == "broken":
+        (tmp_path / "wrapt.py").write_text("raise RuntimeError")
+        code, expected = code.replace("use(", "(lambda *_: 0)("), expected.replace("'one', ", "")
+    done = python("-c", code, overlays=[tmp_path, FAKE], MCORE_AUTOPATCH_VERBOSE=2)
+    assert done.stdout == expected
 
 
+@pytest.mark.parametrize("wrapt", ["works", "broken"])
 @pytest.mark.parametrize("closed", ["0", "1", "2", "0, 1, 2"])
-def test_closed_standard_streams_change_nothing(python, tmp_path, closed):
+def test_closed_standard_streams_change_nothing(python, tmp_path, closed, wrapt):
     code = f"{CODE.replace('print(', 'assert (')}[0] == 'one'; open('result', 'w').write('reached')"
+    if wrapt == "broken":
+        (tmp_path / "wrapt.py").write_text("raise RuntimeError")
+        code = code.replace("use(", "(lambda *_: 0)(").replace("'one'", "'function'")
     launcher = f"import os, sys\nfor fd in ({closed},): os.close(fd)\n"
     launcher += "os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
-    python("-c", launcher, code, overlays=[FAKE], check=0, MCORE_AUTOPATCH_VERBOSE=2, MCORE_AUTOPATCH_DISABLE="typo")
+    variables = {"MCORE_AUTOPATCH_VERBOSE": 2, "MCORE_AUTOPATCH_DISABLE": "typo"}
+    python("-c", launcher, code, overlays=[tmp_path, FAKE], check=0, **variables)
     assert (tmp_path / "result").read_text() == "reached"
 
 

@@ -123,11 +123,12 @@ print("typeguard" in type(m.__spec__.loader).__module__)
     assert done.stdout == f"{PATCHED}True\n"
 
 
-def test_a_finder_that_raises_during_arming_fails_as_without_us(run):
+@pytest.mark.parametrize("name", ["megatron", "megatron.core", "megatron.core.models.model"])
+def test_a_finder_that_raises_fails_as_without_us(run, name):
     done = run(f"""
 class Raising:
     def find_spec(self, name, path=None, target=None):
-        if name.startswith("megatron"):
+        if name == {name!r}:
             raise LookupError(name)
 sys.meta_path.insert(1, Raising())
 use(patch())
@@ -136,10 +137,13 @@ for name in ("megatron.core", MODEL):
         importlib.import_module(name)
     except LookupError as error:
         print(error)
-sys.meta_path.pop(1)
+sys.meta_path.remove(next(finder for finder in sys.meta_path if type(finder) is Raising))
 {IMPORT}
+importlib.reload(m)
+print(m.function(1))
 """)
-    assert done.stdout == "megatron\nmegatron\n" + PATCHED
+    times = 1 if name == "megatron.core.models.model" else 2
+    assert done.stdout == f"{name}\n" * times + PATCHED * 2
 
 
 @pytest.mark.parametrize("name", ["megatron.core.data", "megatron.core.data.deep"])

@@ -208,3 +208,23 @@ print("not reached")
 """
     done = python("-c", code, overlays=[tmp_path, FAKE], check=7, timeout=60)
     assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_after_a_signal_handler_has_raised_the_next_import_arms(python, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "wrapt.py").write_text("import os, signal, time; os.kill(os.getpid(), signal.SIGTERM); time.sleep(5)")
+    code = f"""
+import signal, sys
+def handler(*_): raise TimeoutError
+signal.signal(signal.SIGTERM, handler)
+try:
+    import megatron.core
+except TimeoutError:
+    sys.path.remove({str(folder)!r})
+import megatron.core.models.model
+import mcore_autopatch
+print(len(mcore_autopatch.outcomes()) > 5)
+"""
+    done = python("-c", code, overlays=[FAKE, folder], check=0, timeout=60)
+    assert done.stdout == "True\n"

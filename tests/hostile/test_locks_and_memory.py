@@ -1,5 +1,7 @@
 """What we must not hold: a lock while code of others runs, a model after a call, memory where nothing is patched."""
 
+import statistics
+
 import pytest
 
 #: Does in another thread whatever takes a lock of ours, of wrapt's or of logging's, and waits for it.
@@ -85,13 +87,13 @@ def allocated(python, interpreter, program, **variables):
 
 @pytest.mark.parametrize("switch", ["1", "0"])
 def test_a_process_that_never_imports_megatron_grows_by_less_than_20_kb(python, bare, installed, switch):
-    # Python's table of names doubles now and then: the smallest difference of several programs is ours.
+    # Python's table of names doubles now and then, which makes a difference very large or very small.
     differences = []
     for program in ("", "import json", "import argparse, decimal", "import asyncio"):
         allocated(python, installed, program)  # so that every .pyc is there
         ours = allocated(python, installed, program, MCORE_AUTOPATCH=switch)
         differences.append(ours - allocated(python, bare, program))
-    assert 0 < min(differences) < 20_000, differences
+    assert 0 < statistics.median_low(differences) < 20_000, differences
 
 
 REFERENCES = """
