@@ -34,16 +34,30 @@ class Subject:
 
 
 OURS = "mcore-autopatch"
+EMPTY = "an empty .pth file"
+BARE_FINDER = "a bare finder"
+FINDER = """import sys
+names = ("megatron.core",)
+def find_spec(name, path=None, target=None):
+    if name in names:
+        from bare_finder_arming import find
+        return find(name, path, target)
+def init():
+    sys.meta_path.insert(0, sys.modules[__name__])
+"""
 SUBJECTS = {
-    "an empty .pth file": Subject(
-        "the floor of any .pth file: Python reads it, twice in a venv", files={"a.pth": "\n"}
-    ),
+    EMPTY: Subject("the floor of any .pth file: Python reads it, twice in a venv", files={"a.pth": "\n"}),
     "one empty function": Subject(
         "the floor of any .pth file that imports one module and calls one function in it",
         files={"a.pth": "import one_function; one_function.init()\n", "one_function.py": "def init(): pass\n"},
     ),
+    BARE_FINDER: Subject(
+        "the floor of any finder: it knows one name, has no switch and guards against nothing",
+        files={"a.pth": "import bare_finder; bare_finder.init()\n", "bare_finder.py": FINDER},
+    ),
     OURS: Subject(
-        "mcore_autopatch.pth imports one module, which puts itself into sys.meta_path", off={"MCORE_AUTOPATCH": "0"}
+        "mcore_autopatch.pth imports one module, which puts itself into sys.meta_path; nothing where it is off",
+        off={"MCORE_AUTOPATCH": "0"},
     ),
     "autowrapt": Subject(
         "autowrapt-init.pth imports a package; hooks are registered only if AUTOWRAPT_BOOTSTRAP names some",

@@ -1,8 +1,8 @@
 """All of mcore-autopatch that runs when Python starts: this module is itself the finder put into sys.meta_path."""
 
-# Every interpreter of the environment pays for each line here. os is imported where it is used, because Python up to
-# 3.11 takes apart, entry by entry, what a finder still refers to when it ends. A class would cost a tenth more, and
-# annotations cost too.
+# Every interpreter of the environment pays for each line here, most where no .pyc can be written. os is imported where
+# it is used, because Python up to 3.11 takes apart, entry by entry, what a finder still refers to when it ends. A class
+# would cost a tenth more, and annotations cost too.
 # mypy: allow-untyped-defs, allow-untyped-calls
 # ruff: noqa: ANN001, ANN202
 
@@ -17,21 +17,18 @@ finder = sys.modules[__name__]
 
 def find_spec(name, path=None, target=None):
     """Return the spec of a target with a loader that fires its post-import hooks, and None for all others."""
-    global names
     if name not in names:
         return None
-    if name != "megatron.core":
-        # Known only after arming, which has loaded the engine; some programs empty sys.modules after that.
+    if name not in FIRST:
+        # Arming has loaded the engine; some programs empty sys.modules after that.
         engine = sys.modules.get("mcore_autopatch.engine")
-        return None if engine is None else engine.find_spec(finder, name, path, target)
+        return engine and engine.find_spec(finder, name, path, target)
     import _imp  # built in, and loaded by every interpreter
 
     # importlib holds the lock of all imports here. Arming imports modules, and would deadlock with a thread that is
     # importing one of them and wants that lock.
     held = 0
     try:
-        # Whatever is imported from here must not arrive here again.
-        names = ()
         try:
             while _imp.lock_held():
                 _imp.release_lock()
@@ -44,9 +41,6 @@ def find_spec(name, path=None, target=None):
             say(f"no patch is applied in this process ({type(error).__name__}: {error})")
         else:
             arm(finder)
-    except KeyboardInterrupt:
-        names = FIRST  # the next import of megatron.core arms again
-        raise
     finally:
         for _ in range(held):
             _imp.acquire_lock()
@@ -60,11 +54,7 @@ def switched_off():
 
 
 def registered():
-    """Return the finder in sys.meta_path, or None.
-
-    It may be another than this: CPython before 3.15 runs a .pth twice when a virtual environment starts, and pex
-    imports this module anew.
-    """
+    """Return the finder in sys.meta_path, or None; pex imports this module anew, and then it is another than this."""
     for other in sys.meta_path:
         if type(other) is type(sys) and other.__name__ == __name__:  # type: ignore[comparison-overlap]
             return other

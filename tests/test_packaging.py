@@ -15,7 +15,9 @@ import mcore_autopatch
 #: All that is at the root of the wheel. A change of the two lines, or another file there, has to be made here too.
 AT_THE_ROOT = {
     "_mcore_autopatch.py": (ROOT / "src" / "_mcore_autopatch.py").read_bytes(),
-    "mcore_autopatch.pth": b"import _mcore_autopatch; _mcore_autopatch.init()\n",
+    "mcore_autopatch.pth": (
+        b'import os; os.environ.get("MCORE_AUTOPATCH") == "0" or __import__("_mcore_autopatch").init()\n'
+    ),
     "mcore_autopatch.start": b"_mcore_autopatch:init\n",
 }
 

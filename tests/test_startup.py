@@ -17,18 +17,19 @@ def loaded(python, interpreter, **variables):
 
 
 @pytest.mark.parametrize("switch", ["1", "0"])
-def test_start_up_adds_one_module_of_ours_and_none_of_the_standard_library(make_venv, installed, python, switch):
+def test_start_up_adds_one_module_of_ours_or_none_if_off(make_venv, installed, python, switch):
     # Python 3.13 loads a codec of its own as soon as there is any .pth file.
     with_a_line = make_venv()
     (next(with_a_line.parents[1].rglob("site-packages")) / "nothing.pth").write_text("# a comment\n")
     added = loaded(python, installed, MCORE_AUTOPATCH=switch) - loaded(python, with_a_line)
-    assert added == {"_mcore_autopatch"}
+    assert added == ({"_mcore_autopatch"} if switch == "1" else set())
 
 
 # docs/benchmarks.md has the figures of each Python. Here one collection of garbage, which takes 0.6 % and happens to
 # fall into the start or not, has to fit in. Python 3.13 takes 3.3 % for the first .pth file, whatever is in it.
-# Guard: a module-level import of os in _mcore_autopatch takes 1.2 % on Python 3.11, a second module 1.4 %.
-@pytest.mark.parametrize(("switch", "bound"), [("1", 0.034), ("0", 0.032)], ids=["idle", "off"])
+# Guards: a module-level import of os in _mcore_autopatch takes 1.2 % on Python 3.11, a second module 1.4 %; the module,
+# which the line does not import where it is off, takes 1.6 %.
+@pytest.mark.parametrize(("switch", "bound"), [("1", 0.04), ("0", 0.025)], ids=["idle", "off"])
 def test_start_up_takes_a_bounded_share_of_instructions(bare, installed, switch, bound):
     base = instructions(bare, "-c", "pass")
     if base is None:

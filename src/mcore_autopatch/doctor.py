@@ -22,6 +22,7 @@ from mcore_autopatch.switches import Switches
 
 DISTRIBUTION = "mcore-autopatch"
 LINE = "mcore_autopatch.pth"
+CONTENT = b'import os; os.environ.get("MCORE_AUTOPATCH") == "0" or __import__("_mcore_autopatch").init()\n'
 REINSTALL = f"python -m pip install --force-reinstall {DISTRIBUTION}"
 BY_HAND = (
     'or call mcore_autopatch.install() at the top of the program\'s main file, outside if __name__ == "__main__", '
@@ -140,7 +141,7 @@ def _start_up_files() -> Iterator[Finding]:
                 why="this Python ignores import lines in .pth files and reads .start files instead",
                 remedy=REINSTALL,
             )
-        if path.read_bytes() != b"import _mcore_autopatch; _mcore_autopatch.init()\n":
+        if path.read_bytes() != CONTENT:
             yield Finding(what=f"{path} was changed", why="it may not register the finder", remedy=REINSTALL)
 
 
