@@ -8,10 +8,10 @@ from test_contracts import expected
 CELLS = {(cell["environment"], cell["megatron-core"], cell["patch"]): cell for cell in run.read()["cells"]}
 
 
-def test_has_every_release_in_the_environments_that_it_has():
+def test_has_every_release_in_every_environment_that_it_is_tested_in():
     wanted = {
         (environment, release, patch)
-        for environment in run.read()["environments"]
+        for environment in releases()["environments"]
         for release, told in releases()["releases"].items()
         if environment in told["environments"]
         for patch in run.patches_of(environment)

@@ -6,7 +6,7 @@ import time
 import pytest
 from hypothesis import HealthCheck, settings
 
-#: Shared evenly among the tests that are selected.
+#: Shared evenly among those of the selected tests that look for examples.
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "0"))
 
 common = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
@@ -21,7 +21,8 @@ settings.register_profile("fuzz", settings.get_profile("long" if SECONDS else "s
 @pytest.hookimpl(hookwrapper=True)
 def pytest_pyfunc_call(pyfuncitem):
     """Repeat a test with new examples until its share of the time is over, or until it fails."""
-    ends = time.monotonic() + SECONDS / len(pyfuncitem.session.items)
+    looking = sum(hasattr(item.obj, "hypothesis") for item in pyfuncitem.session.items)
+    ends = time.monotonic() + SECONDS / max(1, looking)
     outcome = yield
     if outcome.excinfo is None and hasattr(pyfuncitem.obj, "hypothesis"):
         arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}

@@ -145,14 +145,14 @@ patch = Patch(
     title="import megatron.core fails or hangs while it compiles a CUDA extension that few need",
     symptom=(
         "Where a CUDA build of torch and a CUDA toolkit see no GPU (login nodes, CI, image builds), import "
-        "megatron.core ends in torch's _get_cuda_arch_flags. On any device it never returns after a build has been "
-        "killed: it waits in torch's FileBaton.wait for the file managed_alloc_runtime/lock that the build has left in "
-        "the folder of the torch extensions."
+        "megatron.core ends in torch's _get_cuda_arch_flags. With torch before 2.14 it never returns, on any device, "
+        "after a build has been killed: it waits in torch's FileBaton.wait for the file managed_alloc_runtime/lock "
+        "that the build has left in the folder of the torch extensions."
     ),
     errors=("IndexError: list index out of range",),
     cause=(
         "megatron.core.inference.unified_memory compiles managed_alloc_runtime with load_inline in its body. It is "
-        "prepared for RuntimeError, ImportError and OSError only, and torch waits for a lock without end."
+        "prepared for RuntimeError, ImportError and OSError only, and torch before 2.14 waits for a lock without end."
     ),
     effect=(
         "Any other failure of that one compilation becomes a RuntimeError, and a lock is waited for until it is five "

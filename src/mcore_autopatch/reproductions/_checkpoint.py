@@ -131,9 +131,13 @@ def no_endless_wait(queue: Any, *, limit: float = float("inf")) -> Iterator[None
         now = time.monotonic()
         if alarm and now > started + alarm:
             before(number, frame)
-        process = getattr(persistent_caller(queue), "process", None)
-        # Asking for the exit code would take it away from somebody who is waiting for the process.
-        if process is not None and connection.wait([process.sentinel], 0):
+        process: Any = getattr(persistent_caller(queue), "process", None)
+        try:
+            # Asking for the exit code would take it away from somebody who is waiting for the process.
+            dead = [] if process is None else connection.wait([process.sentinel], 0)
+        except ValueError:  # it is being started
+            dead = []
+        if dead:
             died.append(now)
             if now > died[0] + 5:
                 end = f"which has ended with exit code {process.exitcode}"

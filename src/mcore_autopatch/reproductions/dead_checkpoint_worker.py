@@ -113,6 +113,7 @@ def _before(trainer: _Trainer) -> str:
 
 
 def _preload(trainer: _Trainer) -> str:
+    trainer.save()  # so that the time it takes to start a worker does not count
     with trainer.told("pid ", "exit code -9"):
         trainer.schedule(_write, _die)
     return "told of a worker that was killed while it copied"

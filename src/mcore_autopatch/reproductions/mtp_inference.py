@@ -1,5 +1,6 @@
 """A GPTModel with multi-token prediction (MTP) runs without labels, and gives the logits of the model without MTP."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -35,9 +36,19 @@ def _train() -> str:
     if missing := sorted(name for name in gradients if gradients[name] is None):
         # megatron's DDP waits for every parameter's gradient when it reduces them during the backward pass.
         raise ValueError(f"no gradient: {', '.join(missing)}")
-    if wrong := sorted(name for name in gradients if (name in mtp) == bool(gradients[name].any())):
+    trained = _trains_on_inputs()
+    if wrong := sorted(name for name in gradients if gradients[name].any() != (trained or name not in mtp)):
         raise ValueError(f"gradient zero in the main model, or not zero in MTP: {', '.join(wrong)}")
-    return f"logits equal those without MTP, gradients of {len(mtp)} MTP parameters are zero"
+    what = "MTP is trained on the input ids" if trained else f"gradients of {len(mtp)} MTP parameters are zero"
+    return f"logits equal those without MTP, {what}"
+
+
+def _trains_on_inputs() -> bool:
+    """Tell whether megatron-core takes the input ids for labels where there are none, as it does from 0.19 on."""
+    from megatron.core.transformer import multi_token_prediction
+
+    loss = getattr(multi_token_prediction, "process_mtp_loss", None)
+    return loss is not None and "input_ids" in inspect.signature(loss).parameters
 
 
 def _zero() -> str:
