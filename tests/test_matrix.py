@@ -67,6 +67,15 @@ def test_a_message_holds_nothing_of_the_machine_or_the_run():
     assert run._plain("OSError: no /tmp/tmp1/x y, see http://a.b/c/d\nmore") == "OSError: no x y, see http://a.b/c/d"
 
 
+def test_what_is_not_measured_here_stays_as_it_stands(tmp_path, monkeypatch):
+    copy = tmp_path / "matrix.json"
+    copy.write_bytes(run.MATRIX.read_bytes())
+    monkeypatch.setattr(run, "MATRIX", copy)
+    monkeypatch.setattr(run, "STORE", tmp_path)
+    run.write()
+    assert copy.read_bytes() == run.ROOT.joinpath("docs", "matrix.json").read_bytes()
+
+
 def test_every_cell_is_one_line():
     lines = run.MATRIX.read_text().splitlines()
     assert sum(line.startswith('{"environment"') for line in lines) == len(CELLS)

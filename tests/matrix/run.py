@@ -244,8 +244,11 @@ def read():
 
 
 def write():
-    """Write docs/matrix.json from the store: the environments that are complete, in the order of releases.toml."""
-    versions, cells = {}, []
+    """Write docs/matrix.json anew, in the order of releases.toml.
+
+    What the store has of an environment replaces what the file had of it, once it is complete.
+    """
+    matrix, versions, cells = read(), {}, []
     for name in releases()["environments"]:
         tested = [release for release, told in releases()["releases"].items() if name in told["environments"]]
         paths = [_path(name, release, patch) for release in tested for patch in PATCHES if patch in patches_of(name)]
@@ -253,6 +256,9 @@ def write():
             stored = [json.loads(path.read_text()) for path in paths]
             versions[name] = stored[-1]["versions"]
             cells += [json.dumps(_cell(*each["results"])) for each in stored]
+        elif name in matrix["environments"]:
+            versions[name] = matrix["environments"][name]
+            cells += [json.dumps(cell) for cell in matrix["cells"] if cell["environment"] == name]
     if "npu" in versions:  # it is laid over the environment, and not installed in it
         versions["npu"]["torch-npu"] = releases()["environments"]["npu"]["torch_npu"]
     text = '{"environments": {\n'
