@@ -22,7 +22,7 @@ import warnings
 from pathlib import Path
 
 #: What this package brings with it. It, and what it loads, is all that may be there with us and not without.
-OURS = ("mcore_autopatch", "wrapt", "packaging")
+OURS = ("mcore_autopatch", "_mcore_autopatch", "wrapt", "packaging")
 #: Seconds after which a program is killed.
 LIMIT = 120
 
